@@ -1,0 +1,247 @@
+package outcome_test
+
+// No example of their own, since those below show them in use: the constants,
+// and the plain structs that Outcome is made of (Output, Stream, Usage,
+// Cleanup, Step, Process, Ended, Survivor, TempDir), which have no methods.
+// What their values mean is in their documentation.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"curfew/outcome"
+)
+
+// What a caller does with an outcome: look at the status first.
+func Example() {
+	describe := func(o outcome.Outcome) string {
+		switch o.Status {
+		case outcome.Succeeded:
+			return "done"
+		case outcome.Failed:
+			return "it failed: " + o.Exit.String()
+		case outcome.NotStarted:
+			return "nothing happened, try again"
+		case outcome.Unknown:
+			return "look there before trying again: " + string(o.Cause)
+		case outcome.Stopped:
+			return "ended as asked"
+		}
+		panic("unreachable")
+	}
+	fmt.Println(describe(outcome.Outcome{Status: outcome.Succeeded, Cause: outcome.CauseExit, Exit: &outcome.Exit{}}))
+	fmt.Println(describe(outcome.Outcome{Status: outcome.Failed, Cause: outcome.CauseExit, Exit: &outcome.Exit{Code: 3}}))
+	fmt.Println(describe(outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseTimeout}))
+	// Output:
+	// done
+	// it failed: exit code 3
+	// look there before trying again: timeout
+}
+
+// The deadline passed and SIGTERM was sent; then the CLI exited with 0. It may
+// have cut its work short, so that is no success.
+func ExampleDecide() {
+	status, cause, exit := outcome.Decide(outcome.Facts{
+		ExecSeen:  true,
+		Exit:      &outcome.Exit{Code: 0},
+		StopCause: outcome.CauseTimeout,
+		StopBegan: true,
+	})
+	fmt.Println(status, cause, exit, exit.AfterStop)
+
+	// The same, but the exit was seen before the signal was sent.
+	status, cause, exit = outcome.Decide(outcome.Facts{
+		ExecSeen:       true,
+		Exit:           &outcome.Exit{Code: 0},
+		ExitBeforeStop: true,
+		StopCause:      outcome.CauseTimeout,
+		StopBegan:      true,
+	})
+	fmt.Println(status, cause, exit, exit.AfterStop)
+	// Output:
+	// outcome_unknown timeout exit code 0 true
+	// succeeded exit exit code 0 false
+}
+
+// The supervisor died before it reported that the CLI was executed. Without
+// proof of the contrary it may have been.
+func ExampleFacts() {
+	fmt.Println(outcome.Decide(outcome.Facts{SupervisorLost: true}))
+	fmt.Println(outcome.Decide(outcome.Facts{SupervisorLost: true, ExecRuledOut: true}))
+	// Output:
+	// outcome_unknown supervisor_lost <nil>
+	// not_started supervisor_lost <nil>
+}
+
+func ExampleOutcome_SetErr() {
+	errUser := errors.New("user closed the window")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errUser)
+
+	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseCanceled}
+	o.SetErr(outcome.Why{Program: "deploy", Cause: context.Cause(ctx)})
+
+	fmt.Println(o.Err)
+	fmt.Println(errors.Is(o.Err, outcome.ErrUnknown), errors.Is(o.Err, context.Canceled), errors.Is(o.Err, errUser))
+	// Output:
+	// curfew: deploy: outcome unknown: canceled: user closed the window
+	// true true true
+}
+
+// Why has the program's name and the timeout, which an Outcome does not have.
+func ExampleWhy() {
+	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseTimeout}
+	o.SetErr(outcome.Why{Program: "sleep", Timeout: time.Second})
+	fmt.Println(o.Err)
+	fmt.Println(errors.Is(o.Err, context.DeadlineExceeded))
+	// Output:
+	// curfew: sleep: outcome unknown: timed out after 1s
+	// true
+}
+
+func ExampleErrUnknown() {
+	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseSupervisorLost}
+	o.SetErr(outcome.Why{Program: "deploy"})
+	if errors.Is(o.Err, outcome.ErrUnknown) {
+		fmt.Println("not safe to try again:", o.Err)
+	}
+	// Output:
+	// not safe to try again: curfew: deploy: outcome unknown: supervisor lost
+}
+
+func ExampleErrNotStarted() {
+	o := outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseShutdown}
+	o.SetErr(outcome.Why{Program: "deploy"})
+	if errors.Is(o.Err, outcome.ErrNotStarted) {
+		fmt.Println("safe to try again:", o.Err)
+	}
+	// Output:
+	// safe to try again: curfew: deploy: not started: shut down
+}
+
+func ExampleExitError() {
+	var err error = &outcome.ExitError{Program: "grep", Exit: outcome.Exit{Code: 1}}
+
+	var exit *outcome.ExitError
+	if errors.As(err, &exit) && exit.Exit.Code == 1 {
+		fmt.Println("no match")
+	}
+	fmt.Println(err)
+	// Output:
+	// no match
+	// curfew: grep: exit code 1
+}
+
+func ExampleStartError() {
+	var err error = &outcome.StartError{
+		Op:          outcome.OpExec,
+		Path:        "./report.py",
+		Interpreter: "/usr/bin/python4",
+		Err:         syscall.ENOENT,
+	}
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, outcome.ErrNotStarted), errors.Is(err, fs.ErrNotExist))
+	// Output:
+	// curfew: exec ./report.py: its interpreter /usr/bin/python4 does not exist (install it, or correct the first line of the file)
+	// true true
+}
+
+func ExampleExit_String() {
+	fmt.Println(outcome.Exit{Code: 3})
+	// Output:
+	// exit code 3
+}
+
+func ExampleSignalName() {
+	fmt.Println(outcome.SignalName(126))
+	// Output:
+	// signal 126
+}
+
+func ExampleOutcome_MarshalJSON() {
+	o := outcome.Outcome{
+		ID:      "0f3a",
+		Status:  outcome.Succeeded,
+		Cause:   outcome.CauseExit,
+		Exit:    &outcome.Exit{Code: 0},
+		Stdout:  []byte("hello\n"),
+		Output:  outcome.Output{Stdout: outcome.Stream{Seen: 6, Kept: 6, HeadBytes: 6}},
+		Started: time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC),
+		Ended:   time.Date(2025, 6, 1, 12, 0, 0, 1500000, time.UTC),
+		Elapsed: 1500 * time.Microsecond,
+		Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren},
+	}
+	enc := json.NewEncoder(os.Stdout)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(o); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// {
+	//   "id": "0f3a",
+	//   "status": "succeeded",
+	//   "cause": "exit",
+	//   "exit": {
+	//     "code": 0,
+	//     "signal": null,
+	//     "core_dumped": false,
+	//     "after_stop": false
+	//   },
+	//   "stdout": "hello\n",
+	//   "output": {
+	//     "stdout": {
+	//       "seen_bytes": 6,
+	//       "kept_bytes": 6,
+	//       "truncated": false,
+	//       "head_bytes": 6
+	//     },
+	//     "stderr": {
+	//       "seen_bytes": 0,
+	//       "kept_bytes": 0,
+	//       "truncated": false,
+	//       "head_bytes": 0
+	//     },
+	//     "drain_incomplete": false,
+	//     "abandoned": 0
+	//   },
+	//   "started": "2025-06-01T12:00:00Z",
+	//   "ended": "2025-06-01T12:00:00.0015Z",
+	//   "elapsed_ms": 1.5,
+	//   "usage": {
+	//     "user_ms": 0,
+	//     "system_ms": 0,
+	//     "max_rss_bytes": 0
+	//   },
+	//   "cleanup": {
+	//     "result": "empty",
+	//     "proof": "no_children",
+	//     "helper_lost": false,
+	//     "steps": [],
+	//     "ended": [],
+	//     "ended_more": 0,
+	//     "survivors": [],
+	//     "left_alive": [],
+	//     "suspects": [],
+	//     "temp_dirs": [],
+	//     "elapsed_ms": 0
+	//   }
+	// }
+}
+
+func ExampleOutcome_UnmarshalJSON() {
+	var o outcome.Outcome
+	err := json.Unmarshal([]byte(`{"status": "outcome_unknown", "cause": "host_lost", "elapsed_ms": 2500}`), &o)
+	fmt.Println(o.Status, o.Cause, o.Elapsed, err)
+
+	err = json.Unmarshal([]byte(`{"status": "succeeded", "cause": "exit", "exit": {"code": null, "signal": null}}`), &o)
+	fmt.Println(err)
+	// Output:
+	// outcome_unknown host_lost 2.5s <nil>
+	// outcome: read exit: neither code nor signal
+}

@@ -1,0 +1,548 @@
+package outcome
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// The JSON form, in the order in which it is written. What can be refused when
+// it is read is raw here, so that the refusal can name the field.
+type (
+	jsonOutcome struct {
+		ID           string       `json:"id"`
+		Status       Status       `json:"status"`
+		Cause        Cause        `json:"cause"`
+		Error        *string      `json:"error,omitempty"`
+		Exit         *jsonExit    `json:"exit"`
+		Stdout       *string      `json:"stdout,omitempty"`
+		StdoutBase64 *string      `json:"stdout_base64,omitempty"`
+		Stderr       *string      `json:"stderr,omitempty"`
+		StderrBase64 *string      `json:"stderr_base64,omitempty"`
+		Output       jsonOutput   `json:"output"`
+		Started      raw          `json:"started"`
+		Ended        raw          `json:"ended"`
+		ElapsedMS    raw          `json:"elapsed_ms"`
+		Usage        jsonUsage    `json:"usage"`
+		Cleanup      *jsonCleanup `json:"cleanup,omitempty"`
+	}
+	jsonExit struct {
+		Code       *int   `json:"code"`
+		Signal     *int   `json:"signal"`
+		SignalName string `json:"signal_name,omitempty"`
+		CoreDumped bool   `json:"core_dumped"`
+		AfterStop  bool   `json:"after_stop"`
+	}
+	jsonOutput struct {
+		Stdout          jsonStream `json:"stdout"`
+		Stderr          jsonStream `json:"stderr"`
+		DrainIncomplete bool       `json:"drain_incomplete"`
+		StdinError      string     `json:"stdin_error,omitempty"`
+		Abandoned       int        `json:"abandoned"`
+	}
+	jsonStream struct {
+		SeenBytes  int64  `json:"seen_bytes"`
+		KeptBytes  int64  `json:"kept_bytes"`
+		Truncated  bool   `json:"truncated"`
+		HeadBytes  int64  `json:"head_bytes"`
+		WriteError string `json:"write_error,omitempty"`
+	}
+	jsonUsage struct {
+		UserMS      raw   `json:"user_ms"`
+		SystemMS    raw   `json:"system_ms"`
+		MaxRSSBytes int64 `json:"max_rss_bytes"`
+	}
+	jsonCleanup struct {
+		Result     CleanupResult  `json:"result"`
+		Proof      Proof          `json:"proof"`
+		HelperLost bool           `json:"helper_lost"`
+		Steps      []jsonStep     `json:"steps"`
+		Ended      []jsonEnded    `json:"ended"`
+		EndedMore  int            `json:"ended_more"`
+		Survivors  []jsonSurvivor `json:"survivors"`
+		LeftAlive  []jsonProcess  `json:"left_alive"`
+		Suspects   []jsonProcess  `json:"suspects"`
+		TempDirs   []jsonTempDir  `json:"temp_dirs"`
+		ElapsedMS  raw            `json:"elapsed_ms"`
+	}
+	jsonStep struct {
+		Name       StepName `json:"name"`
+		Signal     *int     `json:"signal"`
+		SignalName string   `json:"signal_name,omitempty"`
+		AfterMS    raw      `json:"after_ms"`
+	}
+	jsonProcess struct {
+		PID   int    `json:"pid"`
+		Start raw    `json:"start"`
+		Name  string `json:"name"`
+	}
+	jsonEnded struct {
+		jsonProcess
+		LastSignal     *int   `json:"last_signal"`
+		LastSignalName string `json:"last_signal_name,omitempty"`
+	}
+	jsonSurvivor struct {
+		jsonProcess
+		State  string `json:"state"`
+		Reason string `json:"reason"`
+	}
+	jsonTempDir struct {
+		Path  string `json:"path"`
+		Error string `json:"error"`
+	}
+	raw = json.RawMessage
+)
+
+// MarshalJSON returns the form that docs/outcome.schema.json describes. Names
+// are in snake_case, times in RFC 3339 and UTC, durations in milliseconds with
+// up to six decimals, which loses nothing. Output that is not UTF-8 is in
+// stdout_base64 and stderr_base64; other text that is not (a file name can be)
+// has U+FFFD where it is not. Err is there as its text. Signal names are those
+// of the system that writes. A negative duration, which a clock set back can
+// leave, is written as 0.
+//
+// A zero Cleanup is left out; within one that is not, an empty Result reads
+// "unverified". The only error is a time beyond the year 9999.
+func (o Outcome) MarshalJSON() ([]byte, error) {
+	w := writer{}
+	j := jsonOutcome{
+		ID:        o.ID,
+		Status:    o.Status,
+		Cause:     o.Cause,
+		Output:    writeOutput(o.Output),
+		Started:   w.time("started", o.Started),
+		Ended:     w.time("ended", o.Ended),
+		ElapsedMS: millis(o.Elapsed),
+		Usage:     jsonUsage{millis(o.Usage.User), millis(o.Usage.System), o.Usage.MaxRSSBytes},
+		Cleanup:   w.cleanup(o.Cleanup),
+	}
+	if o.Err != nil {
+		text := o.Err.Error()
+		j.Error = &text
+	}
+	if e := o.Exit; e != nil {
+		j.Exit = &jsonExit{CoreDumped: e.CoreDumped, AfterStop: e.AfterStop}
+		j.Exit.Signal, j.Exit.SignalName = signalFields(e.Signal)
+		if e.Code >= 0 {
+			j.Exit.Code = &e.Code
+		}
+	}
+	j.Stdout, j.StdoutBase64 = textOrBase64(o.Stdout)
+	j.Stderr, j.StderrBase64 = textOrBase64(o.Stderr)
+	if w.err != nil {
+		return nil, w.err
+	}
+	return json.Marshal(j)
+}
+
+func writeOutput(o Output) jsonOutput {
+	return jsonOutput{
+		Stdout:          writeStream(o.Stdout),
+		Stderr:          writeStream(o.Stderr),
+		DrainIncomplete: o.DrainIncomplete,
+		StdinError:      o.StdinError,
+		Abandoned:       o.Abandoned,
+	}
+}
+
+func writeStream(s Stream) jsonStream {
+	return jsonStream{s.Seen, s.Kept, s.Truncated, s.HeadBytes, s.WriteError}
+}
+
+// writer keeps the first error.
+type writer struct{ err error }
+
+func (w *writer) cleanup(c Cleanup) *jsonCleanup {
+	j := &jsonCleanup{
+		Result:     c.Result,
+		Proof:      c.Proof,
+		HelperLost: c.HelperLost,
+		Steps:      make([]jsonStep, 0, len(c.Steps)),
+		Ended:      make([]jsonEnded, 0, len(c.Ended)),
+		EndedMore:  c.EndedMore,
+		Survivors:  make([]jsonSurvivor, 0, len(c.Survivors)),
+		LeftAlive:  w.processes("cleanup.left_alive", c.LeftAlive),
+		Suspects:   w.processes("cleanup.suspects", c.Suspects),
+		TempDirs:   make([]jsonTempDir, 0, len(c.TempDirs)),
+		ElapsedMS:  millis(c.Elapsed),
+	}
+	for _, s := range c.Steps {
+		n, name := signalFields(s.Signal)
+		j.Steps = append(j.Steps, jsonStep{s.Name, n, name, millis(s.After)})
+	}
+	for i, e := range c.Ended {
+		n, name := signalFields(e.LastSignal)
+		j.Ended = append(j.Ended, jsonEnded{w.process(at("cleanup.ended", i), e.Process), n, name})
+	}
+	for i, s := range c.Survivors {
+		j.Survivors = append(j.Survivors, jsonSurvivor{w.process(at("cleanup.survivors", i), s.Process), s.State, s.Reason})
+	}
+	for _, t := range c.TempDirs {
+		j.TempDirs = append(j.TempDirs, jsonTempDir(t))
+	}
+	if c.Result == "" {
+		if c.Proof == "" && !c.HelperLost && c.EndedMore == 0 && c.Elapsed == 0 &&
+			len(c.Steps)+len(c.Ended)+len(c.Survivors)+len(c.LeftAlive)+len(c.Suspects)+len(c.TempDirs) == 0 {
+			return nil
+		}
+		j.Result = Unverified
+	}
+	if c.Proof == "" {
+		j.Proof = NoProof
+	}
+	return j
+}
+
+func (w *writer) processes(field string, ps []Process) []jsonProcess {
+	js := make([]jsonProcess, 0, len(ps))
+	for i, p := range ps {
+		js = append(js, w.process(at(field, i), p))
+	}
+	return js
+}
+
+func (w *writer) process(field string, p Process) jsonProcess {
+	return jsonProcess{PID: p.PID, Start: w.time(field+".start", p.Start), Name: p.Name}
+}
+
+func (w *writer) time(field string, t time.Time) raw {
+	if t.IsZero() {
+		return raw("null")
+	}
+	t = t.UTC()
+	if y := t.Year(); y < 0 || y > 9999 {
+		if w.err == nil {
+			w.err = fmt.Errorf("outcome: write %s: the year %d is not one of RFC 3339", field, y)
+		}
+		return raw("null")
+	}
+	return raw(t.AppendFormat(nil, `"`+time.RFC3339Nano+`"`))
+}
+
+// millis writes d exactly: a float64 has too few digits for a long one.
+func millis(d time.Duration) raw {
+	d = max(d, 0)
+	s := strconv.FormatInt(int64(d/time.Millisecond), 10)
+	if frac := d % time.Millisecond; frac != 0 {
+		s += strings.TrimRight(fmt.Sprintf(".%06d", frac), "0")
+	}
+	return raw(s)
+}
+
+func signalFields(n int) (*int, string) {
+	if n == 0 {
+		return nil, ""
+	}
+	return &n, SignalName(n)
+}
+
+func textOrBase64(b []byte) (text, base *string) {
+	if b == nil {
+		return nil, nil
+	}
+	if utf8.Valid(b) {
+		s := string(b)
+		return &s, nil
+	}
+	s := base64.StdEncoding.EncodeToString(b)
+	return nil, &s
+}
+
+func at(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]" }
+
+// UnmarshalJSON reads what MarshalJSON wrote, and refuses what no invocation
+// can have had: an unknown status, a success without the exit code 0, output
+// both as text and in base64. The error names the field, and o is then as it
+// was. Fields that it does not know it passes over; of those it knows only
+// status and cause must be there.
+//
+// Err has the text that it had. errors.Is and errors.As find in it what Status
+// and Cause imply, for example ErrUnknown and context.Canceled, and no longer
+// the caller's own cause.
+func (o *Outcome) UnmarshalJSON(data []byte) error {
+	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
+		return nil // as is the custom of encoding/json
+	}
+	var j jsonOutcome
+	if err := json.Unmarshal(data, &j); err != nil {
+		var bad *json.UnmarshalTypeError
+		if errors.As(err, &bad) {
+			// encoding/json names the embedded struct too.
+			field := strings.ReplaceAll(bad.Field, "jsonProcess.", "")
+			if field == "" {
+				field = "outcome"
+			}
+			return fmt.Errorf("outcome: read %s: cannot be a JSON %s", field, bad.Value)
+		}
+		return fmt.Errorf("outcome: read: %w", err)
+	}
+	r := reader{}
+	n := Outcome{
+		ID:     j.ID,
+		Status: oneOf(&r, "status", j.Status, NotStarted, Succeeded, Failed, Unknown, Stopped),
+		Cause: oneOf(&r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown,
+			CauseOutputLimit, CauseSupervisorLost, CauseHostLost, CauseStartFailed),
+		Exit:   r.exit(j.Exit),
+		Stdout: r.bytes("stdout", j.Stdout, j.StdoutBase64),
+		Stderr: r.bytes("stderr", j.Stderr, j.StderrBase64),
+		Output: Output{
+			Stdout:          r.stream("output.stdout", j.Output.Stdout),
+			Stderr:          r.stream("output.stderr", j.Output.Stderr),
+			DrainIncomplete: j.Output.DrainIncomplete,
+			StdinError:      j.Output.StdinError,
+			Abandoned:       int(r.count("output.abandoned", int64(j.Output.Abandoned))),
+		},
+		Started: r.time("started", j.Started),
+		Ended:   r.time("ended", j.Ended),
+		Elapsed: r.millis("elapsed_ms", j.ElapsedMS),
+		Usage: Usage{
+			User:        r.millis("usage.user_ms", j.Usage.UserMS),
+			System:      r.millis("usage.system_ms", j.Usage.SystemMS),
+			MaxRSSBytes: r.count("usage.max_rss_bytes", j.Usage.MaxRSSBytes),
+		},
+	}
+	if j.Cleanup != nil {
+		n.Cleanup = r.cleanup(j.Cleanup)
+	}
+	if r.err == nil {
+		r.consistent(n, j.Error != nil)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	if j.Error != nil {
+		n.Err = n.recalled(*j.Error)
+	}
+	*o = n
+	return nil
+}
+
+// reader keeps the first error.
+type reader struct{ err error }
+
+func (r *reader) refuse(field, format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("outcome: read "+field+": "+format, args...)
+	}
+}
+
+// consistent refuses what Decide never returns.
+func (r *reader) consistent(o Outcome, hasError bool) {
+	switch o.Status {
+	case Succeeded, Failed:
+		switch {
+		case o.Cause != CauseExit:
+			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
+		case o.Exit == nil:
+			r.refuse("exit", "missing, with the status %s", o.Status)
+		case o.Exit.AfterStop:
+			r.refuse("exit.after_stop", "true, with the status %s", o.Status)
+		case (o.Exit.Code == 0) != (o.Status == Succeeded):
+			r.refuse("exit.code", "%s, with the status %s", o.Exit, o.Status)
+		}
+	case NotStarted:
+		switch {
+		case o.Cause == CauseExit:
+			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
+		case o.Exit != nil:
+			r.refuse("exit", "%s, with the status %s", o.Exit, o.Status)
+		}
+	case Stopped:
+		switch {
+		case o.Cause != CauseCanceled && o.Cause != CauseShutdown:
+			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
+		case o.Exit == nil:
+			r.refuse("exit", "missing, with the status %s", o.Status)
+		}
+	case Unknown:
+		if o.Cause == CauseExit || o.Cause == CauseStartFailed {
+			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
+		}
+	}
+	if hasError && (o.Status == Succeeded || o.Status == Stopped) {
+		r.refuse("error", "given, with the status %s", o.Status)
+	}
+}
+
+func oneOf[T ~string](r *reader, field string, got T, allowed ...T) T {
+	for _, a := range allowed {
+		if got == a {
+			return got
+		}
+	}
+	if got == "" {
+		r.refuse(field, "missing")
+	} else {
+		r.refuse(field, "no such value: %.40q", string(got))
+	}
+	return got
+}
+
+func (r *reader) exit(j *jsonExit) *Exit {
+	if j == nil {
+		return nil
+	}
+	e := Exit{Code: -1, CoreDumped: j.CoreDumped, AfterStop: j.AfterStop}
+	switch {
+	case j.Code == nil && j.Signal == nil:
+		r.refuse("exit", "neither code nor signal")
+	case j.Code != nil && j.Signal != nil:
+		r.refuse("exit", "both code and signal")
+	case j.Code != nil:
+		if e.Code = *j.Code; e.Code < 0 || e.Code > 255 {
+			r.refuse("exit.code", "%d is not in 0 to 255", e.Code)
+		} else if e.CoreDumped {
+			r.refuse("exit.core_dumped", "true, with a code")
+		}
+	default:
+		if e.Signal = r.signal("exit.signal", j.Signal); e.Signal == 0 {
+			r.refuse("exit.signal", "0 is not a signal")
+		}
+	}
+	return &e
+}
+
+func (r *reader) signal(field string, n *int) int {
+	if n == nil {
+		return 0
+	}
+	if *n < 0 || *n > 127 {
+		r.refuse(field, "%d is not in 1 to 127", *n)
+	}
+	return *n
+}
+
+func (r *reader) bytes(field string, text, base *string) []byte {
+	switch {
+	case text != nil && base != nil:
+		r.refuse(field, "given beside %s_base64", field)
+	case text != nil:
+		return []byte(*text)
+	case base != nil:
+		b, err := base64.StdEncoding.DecodeString(*base)
+		if err != nil {
+			r.refuse(field+"_base64", "%w", err)
+		}
+		return b
+	}
+	return nil
+}
+
+func (r *reader) stream(field string, j jsonStream) Stream {
+	return Stream{
+		Seen:       r.count(field+".seen_bytes", j.SeenBytes),
+		Kept:       r.count(field+".kept_bytes", j.KeptBytes),
+		Truncated:  j.Truncated,
+		HeadBytes:  r.count(field+".head_bytes", j.HeadBytes),
+		WriteError: j.WriteError,
+	}
+}
+
+func (r *reader) count(field string, n int64) int64 {
+	if n < 0 {
+		r.refuse(field, "%d is negative", n)
+	}
+	return n
+}
+
+func (r *reader) time(field string, v raw) time.Time {
+	if len(v) == 0 || string(v) == "null" {
+		return time.Time{}
+	}
+	var s string
+	if err := json.Unmarshal(v, &s); err != nil {
+		r.refuse(field, "must be a string or null")
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, s)
+	t = t.UTC()
+	if y := t.Year(); err != nil || y < 0 || y > 9999 {
+		r.refuse(field, "not a time in RFC 3339: %.40q", s)
+	}
+	return t
+}
+
+// millis reads a number of milliseconds. What MarshalJSON writes has no
+// exponent and is read exactly; another writer may well use one.
+func (r *reader) millis(field string, v raw) time.Duration {
+	s := string(v)
+	if s == "" || s == "null" {
+		return 0
+	}
+	if c := s[0]; c != '-' && (c < '0' || c > '9') {
+		r.refuse(field, "must be a number")
+		return 0
+	}
+	if s[0] == '-' && strings.ContainsAny(s, "123456789") {
+		r.refuse(field, "%.40s is negative", s)
+		return 0
+	}
+	s = strings.TrimPrefix(s, "-")
+	if strings.ContainsAny(s, "eE") {
+		f, err := strconv.ParseFloat(s, 64)
+		if f = math.Round(f * 1e6); err != nil || f >= math.MaxInt64 {
+			r.refuse(field, "%.40s is too large", s)
+			return 0
+		}
+		return time.Duration(f)
+	}
+	whole, frac, _ := strings.Cut(s, ".")
+	n, err := strconv.ParseInt(whole+(frac + "000000")[:6], 10, 64)
+	if err != nil {
+		r.refuse(field, "%.40s is too large", s)
+		return 0
+	}
+	return time.Duration(n)
+}
+
+func (r *reader) cleanup(j *jsonCleanup) Cleanup {
+	c := Cleanup{
+		Result:     oneOf(r, "cleanup.result", j.Result, Empty, Survivors, Left, Unverified),
+		Proof:      oneOf(r, "cleanup.proof", j.Proof, NoChildren, ChildList, Scans, NoProof),
+		HelperLost: j.HelperLost,
+		EndedMore:  int(r.count("cleanup.ended_more", int64(j.EndedMore))),
+		LeftAlive:  r.processes("cleanup.left_alive", j.LeftAlive),
+		Suspects:   r.processes("cleanup.suspects", j.Suspects),
+		Elapsed:    r.millis("cleanup.elapsed_ms", j.ElapsedMS),
+	}
+	for i, s := range j.Steps {
+		field := at("cleanup.steps", i)
+		c.Steps = append(c.Steps, Step{
+			Name: oneOf(r, field+".name", s.Name, StepCloseStdin, StepSignalLeader, StepSignalMembers,
+				StepKill, StepEmpty, StepGiveUp),
+			Signal: r.signal(field+".signal", s.Signal),
+			After:  r.millis(field+".after_ms", s.AfterMS),
+		})
+	}
+	for i, p := range j.Ended {
+		field := at("cleanup.ended", i)
+		c.Ended = append(c.Ended, Ended{r.process(field, p.jsonProcess), r.signal(field+".last_signal", p.LastSignal)})
+	}
+	for i, p := range j.Survivors {
+		c.Survivors = append(c.Survivors, Survivor{r.process(at("cleanup.survivors", i), p.jsonProcess), p.State, p.Reason})
+	}
+	for _, t := range j.TempDirs {
+		c.TempDirs = append(c.TempDirs, TempDir(t))
+	}
+	return c
+}
+
+func (r *reader) processes(field string, js []jsonProcess) []Process {
+	var ps []Process
+	for i, p := range js {
+		ps = append(ps, r.process(at(field, i), p))
+	}
+	return ps
+}
+
+func (r *reader) process(field string, j jsonProcess) Process {
+	r.count(field+".pid", int64(j.PID))
+	return Process{PID: j.PID, Start: r.time(field+".start", j.Start), Name: j.Name}
+}

@@ -1,0 +1,197 @@
+// Package outcome says how an invocation of an external command-line program
+// (a CLI) ended. It holds plain values, their JSON form and the errors that
+// state the same facts for errors.Is and errors.As. Decide is where it is
+// settled which status and cause follow from what was observed. The package
+// does no I/O and imports nothing else of this module.
+package outcome
+
+import "time"
+
+// Status is the one-word answer to "what happened, and may I try again".
+type Status string
+
+const (
+	// NotStarted: it is proven that the CLI was not executed. Safe to retry.
+	NotStarted Status = "not_started"
+	// Succeeded: the leader exited with code 0, seen before a stop began.
+	Succeeded Status = "succeeded"
+	// Failed: the leader exited with another code, or died by a signal that
+	// was not ours, seen before a stop began.
+	Failed Status = "failed"
+	// Unknown: a stop began before the exit was seen, or the invocation was
+	// lost sight of. What the CLI did elsewhere may or may not have happened,
+	// so it is not safe to retry.
+	Unknown Status = "outcome_unknown"
+	// Stopped: a session was asked by its caller to end, and did.
+	Stopped Status = "stopped"
+)
+
+// Cause is why an invocation ended.
+type Cause string
+
+const (
+	CauseExit           Cause = "exit"            // the leader ended by itself
+	CauseTimeout        Cause = "timeout"         // the command's timeout or the context's deadline
+	CauseCanceled       Cause = "canceled"        // the context was canceled
+	CauseShutdown       Cause = "shutdown"        // the adapter was shut down, or the owner stopped
+	CauseOutputLimit    Cause = "output_limit"    // more output than was allowed
+	CauseSupervisorLost Cause = "supervisor_lost" // the helper died, hung or broke the protocol
+	CauseHostLost       Cause = "host_lost"       // the caller died
+	CauseStartFailed    Cause = "start_failed"    // the CLI could not be executed
+)
+
+// Outcome says how one invocation ended. It is always returned, also beside an
+// error; the error states the same fact and nothing more.
+type Outcome struct {
+	ID     string // unique, also in the environment mark CURFEW_INVOCATION_<ID>
+	Status Status
+	Cause  Cause
+	Exit   *Exit // nil: how the leader ended is not known
+
+	Stdout, Stderr []byte // what was kept: the head and the tail of each stream; nil: not captured
+	Output         Output // what there was
+
+	Started time.Time // when the leader was started; zero if it was not
+	Ended   time.Time // when the invocation was over
+	Elapsed time.Duration
+
+	Usage   Usage // of the whole tree, as far as it was reaped by the supervisor
+	Cleanup Cleanup
+
+	// Err is the error returned beside this outcome, nil if Status is
+	// Succeeded or Stopped.
+	Err error `json:"-"`
+}
+
+// Exit is how the leader ended. Code and Signal are what the kernel reported;
+// neither is derived from the other. The zero value is an exit with code 0, so
+// that an exit not seen has to be a nil *Exit.
+type Exit struct {
+	Code       int  // 0-255, or -1 if the leader died by a signal
+	Signal     int  // the number of the signal the leader died by, or 0
+	CoreDumped bool // it left a core dump
+	// AfterStop: seen after the stop had begun. Evidence, not the result: a
+	// CLI that traps SIGTERM and exits with 0 has not thereby succeeded.
+	AfterStop bool
+}
+
+// Output counts what the CLI wrote.
+type Output struct {
+	Stdout, Stderr Stream
+	// DrainIncomplete: the drain limit ran out before the streams ended, so
+	// that some process outside the tree, or a blocked writer, held them. What
+	// the CLI wrote may be missing from the end.
+	DrainIncomplete bool
+	// StdinError is why the input given was not written to its end, for
+	// example "broken pipe" when the CLI did not read it all. Never fatal.
+	StdinError string
+	// Abandoned counts the goroutines that are still inside a Reader or
+	// Writer of the caller's which did not return.
+	Abandoned int
+}
+
+// Stream counts one stream. Seen and Kept are in bytes and zero for a stream
+// that went directly to a file of the caller's.
+type Stream struct {
+	Seen, Kept int64
+	// Truncated: bytes between the kept head and the kept tail were dropped;
+	// HeadBytes says where, as an index into the kept bytes.
+	Truncated bool
+	HeadBytes int64
+	// WriteError is why a Writer of the caller's did not get everything.
+	WriteError string
+}
+
+// Usage is what the tree used, as the kernel counts it for reaped processes.
+type Usage struct {
+	User, System time.Duration
+	MaxRSSBytes  int64 // of the largest single process
+}
+
+// CleanupResult says whether the tree is gone.
+type CleanupResult string
+
+const (
+	Empty      CleanupResult = "empty"      // no process of the invocation is alive
+	Survivors  CleanupResult = "survivors"  // some could not be ended; they are listed
+	Left       CleanupResult = "left"       // left alive by request (AfterExit: Leave)
+	Unverified CleanupResult = "unverified" // could not be determined
+)
+
+// Proof says how the cleanup result is known.
+type Proof string
+
+const (
+	// NoChildren: the kernel answered ECHILD to the process that every orphan
+	// of the tree falls to.
+	NoChildren Proof = "no_children"
+	// ChildList: the guard's list of children showed supervisors alone.
+	ChildList Proof = "child_list"
+	// Scans: two scans of the process table showed no member.
+	Scans Proof = "scans"
+	// NoProof: it is not known.
+	NoProof Proof = "none"
+)
+
+// Cleanup says what was done to end the tree, and what is known of the result.
+// The zero value: there was no tree.
+type Cleanup struct {
+	Result CleanupResult
+	Proof  Proof
+	// HelperLost: the supervisor died, hung or broke the protocol.
+	HelperLost bool
+	Steps      []Step        // the stop ladder as it was climbed; nil if there was none
+	Ended      []Ended       // what had to be ended, in order of the last signal
+	EndedMore  int           // how many more there were, not listed
+	Survivors  []Survivor    // alive when the bound ran out
+	LeftAlive  []Process     // with AfterExit Leave: what was left
+	Suspects   []Process     // macOS: perhaps of the tree; never signalled
+	TempDirs   []TempDir     // temporary directories that could not be removed
+	Elapsed    time.Duration // from the first step to the end of the cleanup
+}
+
+// StepName names a rung of the stop ladder.
+type StepName string
+
+const (
+	StepCloseStdin    StepName = "close_stdin"
+	StepSignalLeader  StepName = "signal_leader"
+	StepSignalMembers StepName = "signal_members"
+	StepKill          StepName = "kill"
+	StepEmpty         StepName = "empty"
+	StepGiveUp        StepName = "give_up"
+)
+
+// Step is one rung of the ladder.
+type Step struct {
+	Name   StepName
+	Signal int           // which signal, 0 for none
+	After  time.Duration // since the stop began
+}
+
+// Process identifies a process for people and for the record. It is not an
+// identity to signal by.
+type Process struct {
+	PID   int
+	Start time.Time // when the process started
+	Name  string    // as the kernel has it; at most 15 bytes on Linux
+}
+
+// Ended is a process that we had to end.
+type Ended struct {
+	Process
+	LastSignal int // the last signal that we sent it
+}
+
+// Survivor is a process that did not end within the bound.
+type Survivor struct {
+	Process
+	State  string // the kernel's letter for the state, for example "D"
+	Reason string // for example "operation not permitted: it runs as uid 0"
+}
+
+// TempDir is a temporary directory that could not be removed.
+type TempDir struct {
+	Path  string
+	Error string
+}

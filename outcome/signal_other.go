@@ -1,0 +1,5 @@
+//go:build !unix
+
+package outcome
+
+func signalName(int) string { return "" }
