@@ -1,0 +1,341 @@
+package adapter
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"curfew/outcome"
+)
+
+// Command says what to run. The zero value of every field but Path has a
+// meaning, so that Command{Path: "git", Args: []string{"status"}} is complete.
+type Command struct {
+	// Path is the executable: a path, relative to Dir, or a name without a
+	// slash, which is looked up in the command's own PATH.
+	Path string
+	// Args are the arguments after the program name. The program name itself
+	// is Path as it stands here.
+	Args []string
+	// Env is the environment. Nil is the caller's, with PWD set if Dir is. Of
+	// two values for one name the last counts. A mark that names the
+	// invocation, CURFEW_INVOCATION_<id>=1, is added.
+	Env []string
+	// Dir is the working directory; "" is the caller's.
+	Dir string
+	// Stdin is what the CLI reads. Nil is empty. An *os.File goes to the CLI
+	// itself; anything else is copied by a goroutine.
+	Stdin io.Reader
+	// Stdout and Stderr get everything the CLI writes. Nil keeps it in the
+	// Outcome, up to MaxOutput bytes each. An *os.File goes to the CLI itself.
+	// If both are the same, comparable writer, at most one goroutine at a time
+	// writes to it. A writer that blocks holds up the CLI's output and nothing
+	// else.
+	Stdout, Stderr io.Writer
+	// ExtraFiles are the CLI's descriptors 3, 4 and so on; nil leaves one out.
+	ExtraFiles []*os.File
+	// Terminal, if not nil, is the terminal side of a pty. It becomes the
+	// CLI's controlling terminal and its descriptors 0, 1 and 2; Stdin, Stdout
+	// and Stderr must be nil then.
+	Terminal *os.File
+	// Timeout is how long the invocation may take; 0 is no limit. The
+	// supervisor keeps it as well, so it holds while the caller is stopped.
+	Timeout time.Duration
+	// Stop says how the invocation is ended.
+	Stop StopPolicy
+	// Kill, if not nil, ends the grace of a stop when it is closed or sends:
+	// what is alive then gets SIGKILL at once. It begins a stop if there is
+	// none, as a cancellation would.
+	Kill <-chan struct{}
+	// AfterExit says what becomes of leftovers.
+	AfterExit AfterExit
+	// MaxOutput is how many bytes of each stream are kept in the Outcome: its
+	// head and its tail, half and half. 0 means DefaultMaxOutput, negative
+	// means none.
+	MaxOutput int64
+	// OutputLimit stops the invocation once the CLI has written more than this
+	// many bytes to those of Stdout and Stderr that are not files; 0 is no
+	// limit.
+	OutputLimit int64
+}
+
+// DefaultMaxOutput is what is kept of each stream.
+const DefaultMaxOutput = 1 << 20
+
+// AfterExit says what becomes of processes that are alive when the leader has
+// exited by itself.
+type AfterExit int
+
+const (
+	// Terminate lets a leftover finish within Linger while one still holds one
+	// of the files that the CLI was given as 0, 1 or 2, and then stops them.
+	// The outcome is the leader's all the same.
+	Terminate AfterExit = iota
+	// Wait has the invocation last until the tree is empty.
+	Wait
+	// Leave leaves them alive, and lists them.
+	Leave
+)
+
+// Audience says who gets the polite signal of a stop.
+type Audience int
+
+const (
+	// LeaderFirst signals the leader at once, and every other member of the
+	// tree when the leader has exited or after a third of Grace.
+	LeaderFirst Audience = iota
+	// Everyone signals all members at once.
+	Everyone
+	// LeaderOnly signals nobody else before SIGKILL.
+	LeaderOnly
+)
+
+// StopPolicy says how an invocation is ended: close stdin and wait StdinGrace,
+// send Signal and wait Grace, send SIGKILL and wait KillWait. Every wait ends
+// the moment the tree is empty. The zero value of a field means its default; a
+// negative duration means no time at all, so that Grace: -1 kills at once.
+type StopPolicy struct {
+	Signal     syscall.Signal // default SIGTERM
+	StdinGrace time.Duration  // default none
+	Grace      time.Duration  // default 3 s
+	KillWait   time.Duration  // default 2 s
+	// Drain is how long the output is read on when the tree is empty and
+	// something outside it still holds a pipe. Default 1 s.
+	Drain time.Duration
+	// Linger is how long leftovers that hold one of the CLI's files may go on
+	// after the leader exited by itself. Default 1 s.
+	Linger   time.Duration
+	Audience Audience
+}
+
+// boundSlack is the part of the bound that the policy does not name: one second
+// in which the supervisor must acknowledge the stop or, at the end of the
+// ladder, report; one in which a supervisor that did neither is ended and swept
+// after; and one for the scheduling of all that on a machine under load.
+const boundSlack = 3 * time.Second
+
+// Bound is the longest time from a cancellation to the return of Invoke,
+// whatever the CLI does: the sum of the waits, and 3 s.
+func (p StopPolicy) Bound() time.Duration {
+	p = p.withDefaults()
+	return p.StdinGrace + p.Grace + p.KillWait + p.Drain + p.Linger + boundSlack
+}
+
+func (p StopPolicy) withDefaults() StopPolicy {
+	if p.Signal == 0 {
+		p.Signal = syscall.SIGTERM
+	}
+	for _, f := range []struct {
+		d        *time.Duration
+		standard time.Duration
+	}{{&p.StdinGrace, 0}, {&p.Grace, 3 * time.Second}, {&p.KillWait, 2 * time.Second}, {&p.Drain, time.Second}, {&p.Linger, time.Second}} {
+		switch {
+		case *f.d == 0:
+			*f.d = f.standard
+		case *f.d < 0:
+			*f.d = 0
+		}
+	}
+	return p
+}
+
+// check returns an error that names what in the command cannot be.
+func (c *Command) check() error {
+	bad := func(what string, args ...any) error {
+		return &outcome.StartError{Op: "check the command", Path: c.Path, Err: fmt.Errorf(what, args...)}
+	}
+	if c.Path == "" {
+		return bad("Path is empty; it must name an executable")
+	}
+	if strings.IndexByte(c.Path, 0) >= 0 {
+		return bad("Path %q contains a NUL byte", c.Path)
+	}
+	if strings.IndexByte(c.Dir, 0) >= 0 {
+		return bad("Dir %q contains a NUL byte", c.Dir)
+	}
+	for i, s := range c.Args {
+		if strings.IndexByte(s, 0) >= 0 {
+			return bad("argument %d contains a NUL byte, which no program can be given", i+1)
+		}
+	}
+	for _, s := range c.Env {
+		if name, _, ok := strings.Cut(s, "="); !ok || name == "" {
+			return bad("environment entry %q is not of the form NAME=value", s)
+		}
+		if strings.IndexByte(s, 0) >= 0 {
+			return bad("environment entry %q contains a NUL byte", s)
+		}
+	}
+	switch {
+	case c.Timeout < 0:
+		return bad("Timeout %v is negative; 0 means none", c.Timeout)
+	case c.Stop.Signal < 0 || c.Stop.Signal > 64:
+		return bad("Stop.Signal %d is no signal", int(c.Stop.Signal))
+	case c.AfterExit < Terminate || c.AfterExit > Leave:
+		return bad("AfterExit %d is none of Terminate, Wait and Leave", int(c.AfterExit))
+	case c.Stop.Audience < LeaderFirst || c.Stop.Audience > LeaderOnly:
+		return bad("Stop.Audience %d is none of LeaderFirst, Everyone and LeaderOnly", int(c.Stop.Audience))
+	case c.OutputLimit < 0:
+		return bad("OutputLimit %d is negative; 0 means none", c.OutputLimit)
+	case c.Terminal != nil && (c.Stdin != nil || c.Stdout != nil || c.Stderr != nil):
+		return bad("Terminal is set beside Stdin, Stdout or Stderr; a terminal is all three")
+	case len(c.ExtraFiles) > maxExtraFiles:
+		return bad("%d extra files; at most %d can be passed on", len(c.ExtraFiles), maxExtraFiles)
+	}
+	return nil
+}
+
+// maxExtraFiles bounds the numbers in the CLI, not only how many there are.
+const maxExtraFiles = 1 << 15
+
+// maxString is the kernel's limit for one argument or variable, with the NUL at
+// its end: 32 pages (execve(2), MAX_ARG_STRLEN).
+const maxString = 32 * 4096
+
+// checkSizes finds what the kernel would refuse without saying which it is.
+func checkSizes(path string, args, env []string) error {
+	for i, s := range args {
+		if len(s) >= maxString {
+			return &outcome.StartError{Op: outcome.OpExec, Path: path,
+				Err: fmt.Errorf("argument %d has %d bytes: %w", i, len(s), syscall.E2BIG)}
+		}
+	}
+	for _, s := range env {
+		if len(s) >= maxString {
+			name, _, _ := strings.Cut(s, "=")
+			return &outcome.StartError{Op: outcome.OpExec, Path: path,
+				Err: fmt.Errorf("environment variable %s has %d bytes: %w", name, len(s), syscall.E2BIG)}
+		}
+	}
+	return nil
+}
+
+// environ returns the command's environment with the mark of invocation id.
+func (c *Command) environ(id string) []string {
+	env := c.Env
+	if env == nil {
+		env = os.Environ()
+		if c.Dir != "" {
+			// A program that trusts PWD would think it is where the caller is.
+			if dir, err := filepath.Abs(c.Dir); err == nil {
+				env = append(env, "PWD="+dir)
+			}
+		}
+	}
+	return append(lastOfEach(env), markPrefix+id+"=1")
+}
+
+const markPrefix = "CURFEW_INVOCATION_"
+
+// lastOfEach drops all values of a name but the last, and keeps the order.
+func lastOfEach(env []string) []string {
+	last := make(map[string]int, len(env))
+	for i, s := range env {
+		name, _, _ := strings.Cut(s, "=")
+		last[name] = i
+	}
+	kept := make([]string, 0, len(last)+1)
+	for i, s := range env {
+		if name, _, _ := strings.Cut(s, "="); last[name] == i {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
+
+// standardPath is where execvp(3) looks when there is no PATH at all.
+const standardPath = "/bin:/usr/bin"
+
+// lookUp finds the executable in the PATH of env. The result is relative to
+// dir, or absolute.
+func lookUp(name, dir string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	path := standardPath
+	for _, s := range env {
+		if v, ok := strings.CutPrefix(s, "PATH="); ok {
+			path = v
+		}
+	}
+	failed := &outcome.StartError{Op: outcome.OpLookUp, Path: name, Err: exec.ErrNotFound}
+	for _, d := range filepath.SplitList(path) {
+		file := filepath.Join(d, name)
+		there := file
+		if !filepath.IsAbs(there) {
+			file = "./" + file
+			there = filepath.Join(dir, file)
+		}
+		switch err := executable(there); {
+		case err == nil && there != file:
+			// A program that happens to lie in the working directory must not
+			// be run by accident.
+			failed.Err = fmt.Errorf("found as %s, relative to the working directory, which is not run unless it is named with a path: %w", file, exec.ErrDot)
+			return "", failed
+		case err == nil:
+			return file, nil
+		case errors.Is(err, fs.ErrPermission):
+			failed.Err = err
+		}
+	}
+	if failed.Err == exec.ErrNotFound {
+		failed.Err = fmt.Errorf("%w: %w", exec.ErrNotFound, fs.ErrNotExist)
+	}
+	return "", failed
+}
+
+func executable(file string) error {
+	fi, err := os.Stat(file)
+	switch {
+	case err != nil:
+		return err
+	case fi.IsDir():
+		return syscall.EISDIR
+	}
+	return mayExecute(file)
+}
+
+// startError puts the kernel's answer to the start into words that name the
+// input.
+func (c *Command) startError(op string, errno syscall.Errno, file string) *outcome.StartError {
+	e := &outcome.StartError{Op: op, Path: c.Path, Err: errno}
+	if op == outcome.OpChdir {
+		e.Path = c.Dir
+		return e
+	}
+	if !filepath.IsAbs(file) {
+		file = filepath.Join(c.Dir, file)
+	}
+	if executable(file) == nil {
+		e.Interpreter = interpreterOf(file)
+	}
+	return e
+}
+
+// interpreterOf returns the interpreter that a script's first line names.
+func interpreterOf(file string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	buf := make([]byte, 256) // the kernel reads no more either
+	n, _ := io.ReadFull(f, buf)
+	line, _, _ := strings.Cut(string(buf[:n]), "\n")
+	line, ok := strings.CutPrefix(line, "#!")
+	if !ok {
+		return ""
+	}
+	line = strings.TrimLeft(line, " \t")
+	if i := strings.IndexAny(line, " \t"); i >= 0 {
+		line = line[:i]
+	}
+	return line
+}

@@ -1,0 +1,610 @@
+package adapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"curfew/internal/supervisor"
+	"curfew/outcome"
+)
+
+// ackLimit is how long a supervisor may take to acknowledge a stop, and how
+// much longer than its ladder it may take to report. One that takes longer is
+// lost: it is killed.
+const ackLimit = time.Second
+
+// invocation is one Invoke from its beginning to its end.
+type invocation struct {
+	a      *Adapter
+	ctx    context.Context
+	cmd    Command
+	policy StopPolicy
+	id     string
+	began  time.Time
+
+	file    string // what is executed, as execve takes it
+	feed    *feed
+	drains  []*drain
+	streams [2]*drain // which drain has stdout and stderr
+	written atomic.Int64
+
+	mu     sync.Mutex // guards what follows
+	helper *supervisor.Helper
+	cancel context.CancelCauseFunc // ends the wait for a helper; nil if there is none
+	asked  outcome.Cause           // of the first stop request; "" if there was none
+	why    error
+	acked  bool
+	due    time.Time // when the supervisor must have said something; zero: no such time
+
+	outcome outcome.Outcome
+}
+
+func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
+	return &invocation{a: a, ctx: ctx, cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now()}
+}
+
+func (v *invocation) invoke() (outcome.Outcome, error) {
+	if v.ctx.Err() != nil {
+		cause, err := causeOf(v.ctx)
+		return v.notStarted(cause, outcome.Why{Cause: err})
+	}
+	request, files, err := v.prepare()
+	if err != nil {
+		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: asStartError(v.cmd.Path, err)})
+	}
+	defer files.close()
+
+	helper, err := v.getHelper()
+	if helper == nil {
+		v.closeStreams()
+		v.mu.Lock()
+		asked, why := v.asked, v.why
+		v.mu.Unlock()
+		if asked != "" {
+			return v.notStarted(asked, outcome.Why{Cause: why})
+		}
+		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start a supervisor for", Path: v.cmd.Path, Err: err}})
+	}
+	if v.a.log != nil {
+		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
+	}
+	v.limitTimeout(request)
+	if err := helper.Run(request); err != nil {
+		// Not a whole request went out, so that nothing can be executed.
+		helper.Kill()
+		v.a.pool.Discard(helper)
+		v.closeStreams()
+		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start", Path: v.cmd.Path, Err: err}})
+	}
+	files.close()
+	return v.follow(helper)
+}
+
+// causeOf says why a context ended.
+func causeOf(ctx context.Context) (outcome.Cause, error) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return outcome.CauseTimeout, context.Cause(ctx)
+	}
+	return outcome.CauseCanceled, context.Cause(ctx)
+}
+
+func asStartError(path string, err error) *outcome.StartError {
+	var e *outcome.StartError
+	if errors.As(err, &e) {
+		return e
+	}
+	return &outcome.StartError{Op: "start", Path: path, Err: err}
+}
+
+// getHelper waits for a helper as long as nobody asks for a stop.
+func (v *invocation) getHelper() (*supervisor.Helper, error) {
+	ctx, cancel := context.WithCancelCause(v.ctx)
+	defer cancel(nil)
+	if v.cmd.Timeout > 0 {
+		var done context.CancelFunc
+		ctx, done = context.WithDeadlineCause(ctx, v.began.Add(v.cmd.Timeout), errTimeout)
+		defer done()
+	}
+	v.mu.Lock()
+	if v.asked != "" {
+		v.mu.Unlock()
+		return nil, v.why
+	}
+	v.cancel = cancel
+	v.mu.Unlock()
+
+	h, err := v.a.pool.Get(ctx)
+
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.cancel = nil
+	if v.asked == "" && ctx.Err() != nil {
+		v.asked, v.why = causeOf(ctx)
+		if v.why == errTimeout {
+			v.why = nil
+		}
+	}
+	if v.asked != "" && h != nil {
+		v.a.pool.Put(h)
+		h = nil
+	}
+	v.helper = h
+	return h, err
+}
+
+var errTimeout = errors.New("adapter: the command's timeout ran out")
+
+// stop asks for the end of the invocation. Only the first request counts. It
+// blocks at most for as long as it takes to send it.
+func (v *invocation) stop(cause outcome.Cause, why error) {
+	v.mu.Lock()
+	if v.asked != "" || v.due.Equal(over) {
+		v.mu.Unlock()
+		return
+	}
+	v.asked, v.why = cause, why
+	helper := v.helper
+	if helper == nil {
+		if v.cancel != nil {
+			v.cancel(why)
+		}
+		v.mu.Unlock()
+		return
+	}
+	if !v.acked {
+		v.expect(time.Now().Add(ackLimit))
+	}
+	v.mu.Unlock()
+	q := supervisor.StopRequest{Cause: cause}
+	var s interface{ StopSignal() syscall.Signal }
+	if errors.As(why, &s) {
+		q.Signal = int(s.StopSignal())
+	}
+	// If it cannot be sent the acknowledgement will be missing too.
+	_ = helper.Stop(q)
+}
+
+// hasten goes to SIGKILL at once.
+func (v *invocation) hasten() {
+	v.stop(outcome.CauseCanceled, context.Canceled)
+	v.mu.Lock()
+	q := supervisor.StopRequest{Cause: v.asked, Kill: true}
+	helper, ended := v.helper, v.due.Equal(over)
+	v.mu.Unlock()
+	if helper != nil && !ended {
+		_ = helper.Stop(q) // one that cannot be told is lost soon anyway
+	}
+}
+
+// over, as the time an answer is due, means that none is expected any more.
+var over = time.Unix(1, 0)
+
+// expect sets when the supervisor must have said something. v.mu is held.
+func (v *invocation) expect(at time.Time) {
+	v.due = at
+	v.helper.Interrupt(at)
+}
+
+// ladder is how long the supervisor may take from the beginning of a stop to
+// its report.
+func (v *invocation) ladder() time.Duration {
+	return v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait + ackLimit
+}
+
+// follow takes the invocation from its request to its end.
+func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) {
+	for _, d := range v.drains {
+		go d.run()
+	}
+	if v.feed != nil {
+		go v.feed.run()
+	}
+	v.mu.Lock()
+	if v.cmd.Timeout > 0 {
+		v.expect(v.began.Add(v.cmd.Timeout + ackLimit))
+	}
+	v.mu.Unlock()
+	unhook := context.AfterFunc(v.ctx, func() { v.stop(causeOf(v.ctx)) })
+	defer unhook()
+	if v.cmd.Kill != nil {
+		ended := make(chan struct{})
+		defer close(ended)
+		go func() {
+			select {
+			case <-v.cmd.Kill:
+				v.hasten()
+			case <-ended:
+			}
+		}()
+	}
+
+	var f outcome.Facts
+	var started *supervisor.Started
+	var failed *supervisor.StartFailed
+	var done *supervisor.Done
+	var lost error
+	for done == nil && lost == nil {
+		ev, err := helper.Next()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if v.late() {
+				lost = errors.New("no answer within " + ackLimit.String() + " of when it was due")
+			}
+		case err == io.EOF:
+			lost = errors.New("its connection was closed")
+		case err != nil:
+			lost = err
+		case ev.Started != nil:
+			started = ev.Started
+		case ev.StartFailed != nil:
+			failed = ev.StartFailed
+			v.mu.Lock()
+			f.StartFailed = !failed.Killed
+			f.FailedBeforeRequest = v.asked == ""
+			v.mu.Unlock()
+		case ev.Stopping != nil:
+			v.acknowledged(ev.Stopping)
+		case ev.ExitSeen:
+			v.exitSeen()
+		case ev.Done != nil:
+			done = ev.Done
+		}
+	}
+	unhook()
+	v.mu.Lock()
+	v.due = over // no stop is asked for any more
+	v.helper.Interrupt(time.Time{})
+	f.StopCause = v.asked
+	why := outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
+	v.mu.Unlock()
+
+	o := &v.outcome
+	o.ID, o.Started = v.id, time.Time{}
+	if started != nil {
+		o.Started = started.At
+	}
+	f.ExecSeen = started != nil
+	f.WaitTree = v.cmd.AfterExit == Wait
+	if done != nil {
+		f.ExecSeen = done.Started
+		f.ExecRuledOut = done.NotExecuted
+		f.Exit = done.Exit
+		f.ExitBeforeStop = done.Exit != nil && !done.Exit.AfterStop
+		f.StopBegan = done.StopBegan
+		f.EmptyBeforeStop = !done.StopBegan
+		if done.StopCause != "" && done.StopCause != f.StopCause {
+			// The supervisor's own deadline came before what was asked here.
+			f.StopCause, why.Cause = done.StopCause, nil
+		}
+		o.Usage, o.Cleanup = done.Usage, done.Cleanup
+		if done.Cleanup.Result == outcome.Empty {
+			v.a.pool.Put(helper)
+		} else {
+			v.a.pool.Discard(helper)
+		}
+	} else {
+		v.lose(helper)
+		f.SupervisorLost = true
+		why.Detail = lost
+	}
+	v.collect()
+	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.ctx.Err() != nil {
+		_, why.Cause = causeOf(v.ctx)
+	}
+	if failed != nil {
+		why.Start = v.cmd.startError(failed.Op, syscall.Errno(failed.Errno), v.file)
+	}
+	return v.end(f, why)
+}
+
+// late reports whether the supervisor has not said in time what it had to. The
+// time can have been moved while the read was being interrupted.
+func (v *invocation) late() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.due.IsZero() || time.Now().Before(v.due) {
+		v.helper.Interrupt(v.due)
+		return false
+	}
+	return true
+}
+
+// acknowledged handles the word that a stop begins.
+func (v *invocation) acknowledged(s *supervisor.Stopping) {
+	v.mu.Lock()
+	v.acked = true
+	v.expect(time.Now().Add(v.ladder()))
+	v.mu.Unlock()
+	if s.CloseStdin && v.feed != nil {
+		v.feed.close()
+	}
+}
+
+// exitSeen handles the word that the leader has exited. What the supervisor may
+// still do with leftovers has limits of its own, except where the caller chose
+// to wait.
+func (v *invocation) exitSeen() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.acked && v.cmd.AfterExit != Wait {
+		v.expect(time.Now().Add(v.policy.Linger + v.ladder()))
+		v.acked = true // from here on it has to report in any case
+	}
+}
+
+// lose ends a supervisor that is lost, and what it held: the leader dies with
+// it, and what else carries the invocation's mark is swept for.
+func (v *invocation) lose(helper *supervisor.Helper) {
+	began := time.Now()
+	helper.Kill()
+	ended := helper.Sweep(markPrefix+v.id+"=1", v.began, began.Add(sweepLimit))
+	v.a.pool.Discard(helper)
+	v.outcome.Cleanup = outcome.Cleanup{
+		Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true, Ended: ended,
+		Elapsed: time.Since(began),
+	}
+}
+
+// sweepLimit bounds the search for what a lost supervisor has left.
+const sweepLimit = time.Second
+
+// collect ends the streams, each within what is left of the drain limit.
+func (v *invocation) collect() {
+	o := &v.outcome
+	until := time.Now().Add(v.policy.Drain)
+	for _, d := range v.drains {
+		incomplete, abandoned := d.finish(until)
+		if incomplete {
+			o.Output.DrainIncomplete = true
+		}
+		if abandoned {
+			o.Output.Abandoned++
+		}
+	}
+	if d := v.streams[0]; d != nil {
+		o.Stdout, o.Output.Stdout = d.result()
+	}
+	if d := v.streams[1]; d != nil && d != v.streams[0] {
+		o.Stderr, o.Output.Stderr = d.result()
+	}
+	if v.feed != nil {
+		var abandoned bool
+		if o.Output.StdinError, abandoned = v.feed.finish(); abandoned {
+			o.Output.Abandoned++
+		}
+	}
+}
+
+// notStarted ends an invocation of which nothing was executed.
+func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) (outcome.Outcome, error) {
+	v.outcome.ID = v.id
+	v.outcome.Cleanup = outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
+	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
+	f := outcome.Facts{ExecRuledOut: true, StopCause: cause}
+	if cause == outcome.CauseStartFailed {
+		f.StartFailed, f.FailedBeforeRequest = true, true
+	}
+	return v.end(f, why)
+}
+
+// end decides what it all means.
+func (v *invocation) end(f outcome.Facts, why outcome.Why) (outcome.Outcome, error) {
+	o := &v.outcome
+	o.Status, o.Cause, o.Exit = outcome.Decide(f)
+	o.Ended = time.Now()
+	o.Elapsed = o.Ended.Sub(v.began)
+	o.SetErr(why)
+	if v.a.log != nil {
+		v.a.log.Info("curfew: end", "id", v.id, "program", v.cmd.Path, "status", string(o.Status), "cause", string(o.Cause),
+			"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
+	}
+	return *o, o.Err
+}
+
+// opened holds what is open on the CLI's behalf until it was sent.
+type opened struct{ fds []int }
+
+func (f *opened) close() {
+	for _, fd := range f.fds {
+		closeFD(fd)
+	}
+	f.fds = nil
+}
+
+// prepare makes the request, with the pipes. On an error nothing is left open.
+func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error) {
+	c := &v.cmd
+	if err := c.check(); err != nil {
+		return nil, nil, err
+	}
+	env := c.environ(v.id)
+	args := append([]string{c.Path}, c.Args...)
+	if err := checkSizes(c.Path, args, env); err != nil {
+		return nil, nil, err
+	}
+	if v.file, err = lookUp(c.Path, c.Dir, env); err != nil {
+		return nil, nil, err
+	}
+	files = &opened{}
+	defer func() {
+		if err != nil {
+			files.close()
+			v.closeStreams()
+		}
+	}()
+	dir := c.Dir
+	if dir == "" {
+		dir = "."
+	}
+	dirFD, err := openDir(dir)
+	if err != nil {
+		return nil, nil, &outcome.StartError{Op: outcome.OpChdir, Path: dir, Err: err}
+	}
+	files.fds = append(files.fds, dirFD)
+	q := &supervisor.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
+	q.Settings = supervisor.Settings{
+		ID: v.id, Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
+		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
+		Terminal:     c.Terminal != nil,
+		IgnoreHangup: signal.Ignored(syscall.SIGHUP), IgnoreInterrupt: signal.Ignored(syscall.SIGINT),
+	}
+	if err := v.connect(q, files); err != nil {
+		return nil, nil, err
+	}
+	return q, files, nil
+}
+
+// limitTimeout gives the supervisor the nearer of the two deadlines, so that it
+// holds while the caller is stopped.
+func (v *invocation) limitTimeout(q *supervisor.Request) {
+	now := time.Now()
+	if v.cmd.Timeout > 0 {
+		q.Timeout = max(v.cmd.Timeout-now.Sub(v.began), 1)
+	}
+	if at, ok := v.ctx.Deadline(); ok {
+		if left := max(at.Sub(now), 1); q.Timeout == 0 || left < q.Timeout {
+			q.Timeout = left
+		}
+	}
+}
+
+// connect gives the CLI its descriptors.
+func (v *invocation) connect(q *supervisor.Request, files *opened) error {
+	c := &v.cmd
+	give := func(number, fd int) {
+		q.Numbers = append(q.Numbers, number)
+		q.Files = append(q.Files, fd)
+	}
+	giveFile := func(number int, what string, f *os.File) error {
+		// Fd makes a file that was non-blocking blocking, which is what a
+		// program expects of its descriptors.
+		fd := ^uintptr(0)
+		if f != nil {
+			fd = f.Fd()
+		}
+		if fd == ^uintptr(0) {
+			return &outcome.StartError{Op: "pass " + what + " to", Path: c.Path, Err: os.ErrClosed}
+		}
+		give(number, int(fd))
+		return nil
+	}
+	for i, f := range c.ExtraFiles {
+		if f != nil {
+			if err := giveFile(3+i, fmt.Sprintf("extra file %d", i), f); err != nil {
+				return err
+			}
+		}
+	}
+	if c.Terminal != nil {
+		for n := range 3 {
+			if err := giveFile(n, "the terminal", c.Terminal); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	switch in := c.Stdin.(type) {
+	case nil: // the supervisor's /dev/null
+	case *os.File:
+		if err := giveFile(0, "Stdin", in); err != nil {
+			return err
+		}
+	default:
+		pipe, fd, err := pipeTo(files)
+		if err != nil {
+			return err
+		}
+		v.feed = &feed{from: in, pipe: pipe, done: make(chan struct{})}
+		q.Stdin = true
+		give(0, fd)
+	}
+
+	var keepers [2]*keeper
+	writers := [2]io.Writer{c.Stdout, c.Stderr}
+	for i, w := range writers {
+		if f, ok := w.(*os.File); ok {
+			if err := giveFile(1+i, [2]string{"Stdout", "Stderr"}[i], f); err != nil {
+				return err
+			}
+			continue
+		}
+		if i == 1 && w != nil && v.streams[0] != nil && sameWriter(writers[0], w) {
+			v.streams[1] = v.streams[0]
+			give(2, q.Files[len(q.Files)-1])
+			continue
+		}
+		pipe, fd, err := pipeFrom(files)
+		if err != nil {
+			return err
+		}
+		if w == nil {
+			keepers[i] = &keeper{limit: v.maxOutput()}
+		}
+		d := &drain{pipe: pipe, to: w, keep: keepers[i], done: make(chan struct{})}
+		if c.OutputLimit > 0 {
+			d.over = v.count
+		}
+		v.streams[i] = d
+		v.drains = append(v.drains, d)
+		give(1+i, fd)
+	}
+	return nil
+}
+
+// sameWriter reports whether a and b are one writer. Not every type can be
+// compared.
+func sameWriter(a, b io.Writer) bool {
+	return reflect.TypeOf(a) == reflect.TypeOf(b) && reflect.TypeOf(a).Comparable() && a == b
+}
+
+func (v *invocation) maxOutput() int64 {
+	switch {
+	case v.cmd.MaxOutput == 0:
+		return DefaultMaxOutput
+	case v.cmd.MaxOutput < 0:
+		return 0
+	}
+	return v.cmd.MaxOutput
+}
+
+// count enforces the output limit.
+func (v *invocation) count(n int64) {
+	if total := v.written.Add(n); total > v.cmd.OutputLimit && total-n <= v.cmd.OutputLimit {
+		go v.stop(outcome.CauseOutputLimit, nil)
+	}
+}
+
+// closeStreams closes our ends of the pipes of an invocation that never began.
+func (v *invocation) closeStreams() {
+	for _, d := range v.drains {
+		_ = d.pipe.Close()
+	}
+	if v.feed != nil {
+		_ = v.feed.pipe.Close()
+	}
+}
+
+// pipeTo returns a pipe to the CLI: our end, which is not blocking, and the
+// CLI's, which is and belongs to files.
+func pipeTo(files *opened) (*os.File, int, error) { return newPipe(files, 1, "curfew stdin") }
+
+// pipeFrom returns a pipe from the CLI.
+func pipeFrom(files *opened) (*os.File, int, error) { return newPipe(files, 0, "curfew output") }
+
+func newPipe(files *opened, ours int, name string) (*os.File, int, error) {
+	p, err := pipe()
+	if err != nil {
+		return nil, -1, err
+	}
+	files.fds = append(files.fds, p[1-ours])
+	return pollable(p[ours], name), p[1-ours], nil
+}

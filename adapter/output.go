@@ -1,0 +1,250 @@
+package adapter
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"curfew/outcome"
+)
+
+// keeper keeps the head and the tail of what is written to it, half of its
+// limit each, at a constant cost for each byte. Not safe for concurrent use.
+type keeper struct {
+	limit int64
+	head  []byte
+	tail  []byte // a ring once it is full
+	next  int    // where the ring's next byte goes
+	seen  int64
+}
+
+func (k *keeper) Write(p []byte) (int, error) {
+	n := len(p)
+	k.seen += int64(n)
+	headSize := k.limit - k.limit/2
+	if room := headSize - int64(len(k.head)); room > 0 {
+		m := min(int64(len(p)), room)
+		k.head = append(k.head, p[:m]...)
+		p = p[m:]
+	}
+	size := int(k.limit / 2)
+	if len(p) > size {
+		p = p[len(p)-size:]
+	}
+	if room := size - len(k.tail); room > 0 {
+		m := min(len(p), room)
+		k.tail = append(k.tail, p[:m]...)
+		p = p[m:]
+	}
+	for len(p) > 0 {
+		m := copy(k.tail[k.next:], p)
+		k.next = (k.next + m) % size
+		p = p[m:]
+	}
+	return n, nil
+}
+
+// kept returns what was kept and what it is of. Where bytes are missing in
+// between, both edges are moved to the border of a UTF-8 sequence.
+func (k *keeper) kept() ([]byte, outcome.Stream) {
+	head := k.head
+	tail := append(append([]byte(nil), k.tail[k.next:]...), k.tail[:k.next]...)
+	s := outcome.Stream{Seen: k.seen}
+	if k.seen > int64(len(head)+len(tail)) {
+		s.Truncated = true
+		head, tail = trimEnd(head), trimStart(tail)
+	}
+	s.HeadBytes = int64(len(head))
+	all := append(head[:len(head):len(head)], tail...)
+	s.Kept = int64(len(all))
+	return all, s
+}
+
+// trimEnd drops a UTF-8 sequence that was cut off at the end of b.
+func trimEnd(b []byte) []byte {
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+		if c := b[len(b)-i]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
+				return b[:len(b)-i]
+			}
+			break
+		}
+	}
+	return b
+}
+
+// trimStart drops the rest of a UTF-8 sequence that was cut off before b.
+func trimStart(b []byte) []byte {
+	for i := 0; i < utf8.UTFMax-1 && i < len(b); i++ {
+		if utf8.RuneStart(b[i]) {
+			return b[i:]
+		}
+	}
+	return b
+}
+
+// drain copies one or two of the CLI's streams, which share a pipe, to where
+// they go, from the start to the end of the stream or until it is cut off.
+type drain struct {
+	pipe *os.File
+	to   io.Writer     // nil: keep only
+	keep *keeper       // nil: do not keep
+	over func(n int64) // told of each chunk's size; may be nil
+
+	mu     sync.Mutex // guards keep and the rest once it runs
+	seen   int64
+	failed error
+	done   chan struct{}
+}
+
+var chunks = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// run copies until the end. A writer that fails is not written to again; the
+// stream is read on, so that the CLI does not block.
+func (d *drain) run() {
+	defer close(d.done)
+	chunk := chunks.Get().(*[32 << 10]byte)
+	to := d.to
+	for {
+		n, err := d.pipe.Read(chunk[:])
+		if n > 0 {
+			d.mu.Lock()
+			d.seen += int64(n)
+			if d.keep != nil {
+				_, _ = d.keep.Write(chunk[:n])
+			}
+			d.mu.Unlock()
+			if d.over != nil {
+				d.over(int64(n))
+			}
+			if to != nil {
+				m, err := to.Write(chunk[:n])
+				if err == nil && m < n {
+					err = io.ErrShortWrite
+				}
+				if err != nil {
+					d.mu.Lock()
+					d.failed = err
+					d.mu.Unlock()
+					to = nil
+				}
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	chunks.Put(chunk)
+}
+
+// finish waits for the end of the stream until the given time, cuts it off
+// then, and reports whether it had to. A writer that does not return is
+// abandoned.
+func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
+	select {
+	case <-d.done:
+		_ = d.pipe.Close()
+		return false, false
+	default:
+	}
+	select {
+	case <-d.done:
+	case <-time.After(time.Until(until)):
+		incomplete = true
+		_ = d.pipe.Close() // ends a Read that is under way
+		select {
+		case <-d.done:
+		case <-time.After(abandonAfter):
+			return true, true
+		}
+	}
+	_ = d.pipe.Close()
+	return incomplete, false
+}
+
+// abandonAfter is how long a Read or Write of the caller's that is under way at
+// the end may take before its goroutine is left to itself. It only has to tell
+// one that is about to return from one that never will.
+const abandonAfter = 20 * time.Millisecond
+
+// result returns what was kept, and the counts.
+func (d *drain) result() ([]byte, outcome.Stream) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var kept []byte
+	s := outcome.Stream{Seen: d.seen}
+	if d.keep != nil {
+		kept, s = d.keep.kept()
+	}
+	if d.failed != nil {
+		s.WriteError = d.failed.Error()
+	}
+	return kept, s
+}
+
+// feed copies the caller's reader to the CLI's stdin.
+type feed struct {
+	from   io.Reader
+	pipe   *os.File
+	done   chan struct{}
+	closed atomic.Bool // by us, to end the CLI's input
+	failed error       // valid once done is closed
+}
+
+func (f *feed) run() {
+	defer close(f.done)
+	chunk := chunks.Get().(*[32 << 10]byte)
+	defer chunks.Put(chunk)
+	defer f.pipe.Close()
+	for {
+		n, err := f.from.Read(chunk[:])
+		if n > 0 {
+			if _, werr := f.pipe.Write(chunk[:n]); werr != nil {
+				if !f.closed.Load() || !errors.Is(werr, os.ErrClosed) {
+					f.failed = werr
+				} else {
+					f.failed = errStdinClosed
+				}
+				return
+			}
+		}
+		if err == io.EOF {
+			return
+		}
+		if err != nil {
+			f.failed = err
+			return
+		}
+	}
+}
+
+var errStdinClosed = errors.New("closed by the stop before it was all written")
+
+// close ends the CLI's input.
+func (f *feed) close() {
+	f.closed.Store(true)
+	_ = f.pipe.Close()
+}
+
+// finish ends the input and reports what went wrong with it, and whether a Read
+// of the caller's was left to itself.
+func (f *feed) finish() (problem string, abandoned bool) {
+	f.close()
+	select {
+	case <-f.done:
+	case <-time.After(abandonAfter):
+		return "", true
+	}
+	if f.failed == nil {
+		return "", false
+	}
+	var path *os.PathError
+	if errors.As(f.failed, &path) {
+		return path.Err.Error(), false
+	}
+	return f.failed.Error(), false
+}

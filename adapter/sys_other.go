@@ -1,0 +1,23 @@
+//go:build !unix
+
+package adapter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+)
+
+// errSystem refuses every invocation where there is no supervisor.
+var errSystem = fmt.Errorf("adapter: %s: %w", runtime.GOOS, errors.ErrUnsupported)
+
+func pipe() (p [2]int, err error) { return p, errSystem }
+
+func pollable(fd int, name string) *os.File { return os.NewFile(uintptr(fd), name) }
+
+func openDir(string) (int, error) { return -1, errSystem }
+
+func closeFD(int) {}
+
+func mayExecute(string) error { return nil }

@@ -1,0 +1,45 @@
+//go:build unix
+
+package adapter
+
+import (
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The system calls of the adapter. They make descriptors that are close-on-exec
+// and, where the CLI gets them, blocking, which os.Pipe does not.
+
+func pipe() (p [2]int, err error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := unix.Pipe(p[:]); err != nil {
+		return p, os.NewSyscallError("pipe", err)
+	}
+	unix.CloseOnExec(p[0])
+	unix.CloseOnExec(p[1])
+	return p, nil
+}
+
+// pollable returns fd as a file that the runtime waits for without a thread.
+func pollable(fd int, name string) *os.File {
+	_ = unix.SetNonblock(fd, true) // it is a pipe: this cannot fail
+	return os.NewFile(uintptr(fd), name)
+}
+
+func openDir(dir string) (int, error) {
+	for {
+		fd, err := unix.Open(dir, dirFlags, 0)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written to it
+
+func mayExecute(file string) error {
+	return unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
+}

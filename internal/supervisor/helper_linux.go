@@ -1,0 +1,357 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+	"curfew/proctree"
+)
+
+// Helper is the caller's end of one helper process. It serves one invocation
+// after another. Its methods are for one goroutine at a time, except Stop,
+// Signal, Interrupt and Kill.
+type Helper struct {
+	conn *os.File
+	in   inbox
+	buf  []byte
+
+	send  sync.Mutex
+	pid   int
+	pidfd int // -1 where the kernel has none
+
+	exe     string // what was executed
+	state   State
+	cgroup  string // the content of its /proc/PID/cgroup, when it was started
+	known   bool   // state could be read on both sides
+	noFile  uint64
+	ready   bool // took no invocation yet, or has said so
+	expires time.Time
+}
+
+// handshakeLimit bounds the start of a helper. It is generous, since a machine
+// under load can take long for it; a caller that is canceled does not wait.
+const handshakeLimit = 10 * time.Second
+
+// errRefused wraps why no helper can be started.
+var errRefused = errors.New("supervisor: cannot start a helper")
+
+// environment is what a helper gets of ours: what the loader and the Go runtime
+// look at.
+func environment() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
+			if strings.HasPrefix(kv, prefix) {
+				env = append(env, kv)
+			}
+		}
+	}
+	return env
+}
+
+// self is the executable to start a helper from, checked once.
+var self = sync.OnceValues(func() (string, error) {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-buildmode" && slices.Contains([]string{"c-shared", "c-archive", "plugin"}, s.Value) {
+				return "", fmt.Errorf("%w: this is a %s library, so the executable is not ours to start again; set Options.Supervisor to an installed curfew", errRefused, s.Value)
+			}
+		}
+	}
+	// The link works for an executable that was deleted or replaced too.
+	path := "/proc/self/exe"
+	if _, err := os.Stat(path); err != nil {
+		if path, err = os.Executable(); err != nil {
+			return "", fmt.Errorf("%w: find our executable: %w", errRefused, err)
+		}
+	}
+	return path, nil
+})
+
+// spawn starts a helper. The calling goroutine must be locked to its thread:
+// the helper inherits from it.
+func spawn(exe string) (*Helper, error) {
+	if exe == "" {
+		var err error
+		if exe, err = self(); err != nil {
+			return nil, err
+		}
+	}
+	if err := privileged(exe); err != nil {
+		return nil, fmt.Errorf("%w from %s: %w; set Options.Supervisor to an installed curfew", errRefused, exe, err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	defer unix.Close(pair[1])
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// A root directory without /dev: any descriptor that gives and takes
+		// nothing will do.
+		if null, err = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+			unix.Close(pair[0])
+			return nil, os.NewSyscallError("open /", err)
+		}
+	}
+	defer unix.Close(null)
+	caller, err := unix.PidfdOpen(unix.Getpid(), 0)
+	if err != nil {
+		caller = null
+	} else {
+		defer unix.Close(caller)
+	}
+	h := &Helper{cgroup: ownCgroup(), exe: exe, pidfd: -1, noFile: noFileLimit(), ready: true}
+	h.pid, err = syscall.ForkExec(exe, []string{helperName, "for", strconv.Itoa(unix.Getpid())}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   environment(),
+		Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
+		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
+	})
+	if err != nil {
+		unix.Close(pair[0])
+		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
+	}
+	_ = unix.SetNonblock(pair[0], true) // it is a socket: this cannot fail
+	h.conn = os.NewFile(uintptr(pair[0]), "curfew control socket")
+	return h, nil
+}
+
+// greet waits for the helper's first message.
+func (h *Helper) greet(ctx context.Context) error {
+	_ = h.conn.SetReadDeadline(time.Now().Add(handshakeLimit))
+	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetReadDeadline(time.Unix(1, 0)) })
+	m, _, err := h.read()
+	if !stop() {
+		return context.Cause(ctx)
+	}
+	_ = h.conn.SetReadDeadline(time.Time{})
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %s did not answer as one: %w", errRefused, h.exe, err)
+	case m.Failed != nil:
+		return fmt.Errorf("%w: %s", errRefused, m.Failed.Error)
+	case m.Hello == nil || m.Hello.Version != protocolVersion:
+		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
+	}
+	h.state, h.known = m.Hello.State, m.Hello.StateKnown
+	return nil
+}
+
+// read returns the next message.
+func (h *Helper) read() (*message, []byte, error) {
+	for {
+		m, raw, _, err := h.in.next()
+		if m != nil || err != nil {
+			return m, raw, err
+		}
+		if h.buf == nil {
+			h.buf = make([]byte, 8<<10)
+		}
+		n, err := h.conn.Read(h.buf)
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := h.in.add(h.buf[:n], nil); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// Run sends the request. On an error nothing was executed, and nothing will be.
+func (h *Helper) Run(q *Request) error {
+	raw := appendString(nil, q.Path)
+	for _, list := range [2][]string{q.Args, q.Env} {
+		for _, s := range list {
+			raw = appendString(raw, s)
+			if len(raw) > maxRaw {
+				return ErrTooLarge
+			}
+		}
+	}
+	frame, err := encode(&message{Run: &runMessage{Settings: q.Settings, Args: len(q.Args), Env: len(q.Env)}}, raw)
+	if err != nil {
+		return err
+	}
+	fds := append([]int{q.Dir}, q.Files...)
+	h.ready = false
+	h.send.Lock()
+	defer h.send.Unlock()
+	return h.write(frame, fds)
+}
+
+// Next returns the next event. It blocks until there is one, the helper is
+// lost, or Interrupt's time has come (os.ErrDeadlineExceeded).
+func (h *Helper) Next() (Event, error) {
+	for {
+		m, _, err := h.read()
+		if err != nil {
+			return Event{}, err
+		}
+		switch {
+		case m.Started != nil:
+			return Event{Started: m.Started}, nil
+		case m.StartFailed != nil:
+			return Event{StartFailed: m.StartFailed}, nil
+		case m.Stopping != nil:
+			return Event{Stopping: m.Stopping}, nil
+		case m.Exited != nil:
+			return Event{ExitSeen: true}, nil
+		case m.Done != nil:
+			return Event{Done: m.Done}, nil
+		case m.Failed != nil:
+			return Event{}, errors.New(m.Failed.Error)
+		default:
+			return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)
+		}
+	}
+}
+
+// Interrupt makes Next return at the given time at the latest; the zero time
+// takes that back.
+func (h *Helper) Interrupt(at time.Time) { _ = h.conn.SetReadDeadline(at) }
+
+// Stop asks for the stop ladder. It does not wait.
+func (h *Helper) Stop(q StopRequest) error { return h.tell(&message{Stop: &q}) }
+
+// Signal sends a signal to the leader.
+func (h *Helper) Signal(sig syscall.Signal) error {
+	return h.tell(&message{Signal: &signalMessage{int(sig)}})
+}
+
+// sendLimit is how long a small message may take to be accepted: a helper whose
+// socket is full is not reading it.
+const sendLimit = 500 * time.Millisecond
+
+func (h *Helper) tell(m *message) error {
+	frame, err := encode(m, nil)
+	if err != nil {
+		return err
+	}
+	h.send.Lock()
+	defer h.send.Unlock()
+	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
+	defer func() { _ = h.conn.SetWriteDeadline(time.Time{}) }()
+	return h.write(frame, nil)
+}
+
+// write sends the frame and, with its first bytes, the descriptors.
+func (h *Helper) write(frame []byte, fds []int) error {
+	raw, err := h.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		for len(frame) > 0 {
+			part, some := frame, fds
+			if len(some) > maxPerSend {
+				// Each part of the descriptors needs a byte to travel with; a
+				// frame with that many has enough.
+				part, some = frame[:1], fds[:maxPerSend]
+			}
+			var oob []byte
+			if len(some) > 0 {
+				oob = unix.UnixRights(some...)
+			}
+			n, err := unix.SendmsgN(int(fd), part, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			switch {
+			case err == unix.EINTR:
+				continue
+			case err == unix.EAGAIN:
+				return false
+			case err != nil:
+				failed = os.NewSyscallError("sendmsg", err)
+				return true
+			}
+			frame, fds = frame[n:], fds[len(some):]
+		}
+		return true
+	})
+	return errors.Join(failed, err)
+}
+
+// Kill ends the helper itself. It is for one that does not answer: what it held
+// is no longer held.
+func (h *Helper) Kill() {
+	if h.pidfd >= 0 {
+		_ = proctree.KillPidfd(h.pidfd) // ESRCH: it is gone already
+	}
+}
+
+// Close lets go of the helper: an idle one ends, one with survivors goes on
+// without us. It waits for the end of the process as long as limit, so that no
+// zombie stays, and reports whether it was reaped.
+func (h *Helper) Close(limit time.Duration) bool {
+	if h.conn != nil {
+		_ = h.conn.Close()
+		h.conn = nil
+	}
+	for end := time.Now().Add(limit); ; {
+		if h.reap() {
+			if h.pidfd >= 0 {
+				unix.Close(h.pidfd)
+				h.pidfd = -1
+			}
+			return true
+		}
+		left := time.Until(end)
+		if left <= 0 {
+			return false
+		}
+		if h.pidfd < 0 {
+			time.Sleep(min(left, time.Millisecond))
+			continue
+		}
+		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
+		_, _ = unix.Poll(fds[:], int(left.Milliseconds())+1)
+	}
+}
+
+// reap collects the helper's exit status if it has ended. A caller that reaps
+// every child itself, or ignores SIGCHLD, has done that already.
+func (h *Helper) reap() bool {
+	for h.pid != 0 {
+		pid, err := unix.Wait4(h.pid, nil, unix.WNOHANG, nil)
+		switch {
+		case err == unix.EINTR:
+		case pid == h.pid || err != nil:
+			h.pid = 0 // never asked for again: the number is free now
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Sweep ends what carries the mark of an invocation whose helper is lost. See
+// proctree.Sweep.
+func (h *Helper) Sweep(mark string, since, until time.Time) []outcome.Ended {
+	return proctree.Sweep(mark, h.cgroup, since, until)
+}
+
+// Check reports whether helpers can be started from the executable at path, as
+// far as that can be seen without starting one; "" is the running executable.
+func Check(path string) error {
+	if path == "" {
+		return nil // told when it is used: not every program that links us invokes anything
+	}
+	if fi, err := os.Stat(path); err != nil {
+		return fmt.Errorf("supervisor: %w", err)
+	} else if fi.IsDir() || fi.Mode()&0o111 == 0 {
+		return fmt.Errorf("supervisor: %s is not an executable file; name an installed curfew", path)
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+//go:build !linux
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+	"time"
+
+	"curfew/outcome"
+)
+
+// There is no supervisor for this system yet. Everything that would start one
+// says so, which makes every invocation a not_started.
+
+var errSystem = fmt.Errorf("supervisor: %s is not supported yet, only Linux is: %w", runtime.GOOS, errors.ErrUnsupported)
+
+// Helper is the caller's end of one helper process.
+type Helper struct{}
+
+func (h *Helper) Run(*Request) error              { return errSystem }
+func (h *Helper) Next() (Event, error)            { return Event{}, errSystem }
+func (h *Helper) Interrupt(time.Time)             {}
+func (h *Helper) Stop(StopRequest) error          { return errSystem }
+func (h *Helper) Signal(sig syscall.Signal) error { return errSystem }
+func (h *Helper) Kill()                           {}
+
+func (h *Helper) Sweep(mark string, since, until time.Time) []outcome.Ended { return nil }
+
+// Pool keeps idle helpers for the next invocation.
+type Pool struct {
+	Executable string
+	IdleTime   time.Duration
+	MaxIdle    int
+}
+
+func (p *Pool) Get(context.Context) (*Helper, error) { return nil, errSystem }
+func (p *Pool) Put(*Helper)                          {}
+func (p *Pool) Discard(*Helper)                      {}
+func (p *Pool) Close() int                           { return 0 }
+
+// Check reports whether helpers can be started from the executable at path.
+func Check(path string) error {
+	if path == "" {
+		return nil // told when it is used
+	}
+	return errSystem
+}

@@ -1,0 +1,290 @@
+// Package supervisor is the helper between a caller and a CLI: the caller's own
+// executable, started again, which starts the CLI, keeps hold of its tree and
+// ends it. Importing the package is enough: when a process was started as a
+// helper, the package's initialisation takes over and never returns.
+//
+// Both ends are here: Helper and Pool are the caller's, serve is the helper's.
+package supervisor
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"curfew/outcome"
+)
+
+// protocolVersion is the first thing either side says. An installed curfew that
+// serves as helper (Options.Supervisor) may be of another version.
+const protocolVersion = 1
+
+// A message is a header of 8 bytes (the lengths of the two parts, big endian),
+// a JSON part and a raw part. The raw part carries what need not be UTF-8.
+const (
+	frameHeader = 8
+	maxJSON     = 1 << 20
+	maxRaw      = 16 << 20 // the kernel takes at most 6 MiB of arguments and environment
+	maxFiles    = 4096     // descriptors with one request
+	maxPerSend  = 250      // the kernel takes 253 in one message
+)
+
+// message is what goes over the socket; exactly one of its fields is set.
+type message struct {
+	// To the helper.
+	Run    *runMessage    `json:"run,omitempty"`
+	Stop   *StopRequest   `json:"stop,omitempty"`
+	Signal *signalMessage `json:"signal,omitempty"`
+
+	// From the helper.
+	Hello       *helloMessage `json:"hello,omitempty"`
+	Started     *Started      `json:"started,omitempty"`
+	StartFailed *StartFailed  `json:"start_failed,omitempty"`
+	Stopping    *Stopping     `json:"stopping,omitempty"`
+	Exited      *outcome.Exit `json:"exited,omitempty"`
+	Done        *Done         `json:"done,omitempty"`
+	// Ready follows Done when the helper can take another invocation.
+	Ready  *struct{}      `json:"ready,omitempty"`
+	Failed *failedMessage `json:"failed,omitempty"`
+}
+
+type helloMessage struct {
+	Version int   `json:"version"`
+	PID     int   `json:"pid"`
+	State   State `json:"state"`
+	// StateKnown is false where the state could not be read.
+	StateKnown bool `json:"state_known"`
+}
+
+// runMessage is a Request without what its raw part carries: the path, the
+// arguments and the environment, each with its length before it. With it come
+// the working directory's descriptor and those of Files.
+type runMessage struct {
+	Settings
+	Args int `json:"args"`
+	Env  int `json:"env"`
+}
+
+type signalMessage struct {
+	Signal int `json:"signal"`
+}
+
+// failedMessage is the helper's last word when it met something it cannot
+// serve, such as a malformed message.
+type failedMessage struct {
+	Error string `json:"error"`
+}
+
+// AfterExit says what becomes of leftovers when the leader exits by itself.
+type AfterExit int
+
+const (
+	Terminate AfterExit = iota
+	Wait
+	Leave
+)
+
+// Settings are the fixed part of a Request.
+type Settings struct {
+	ID         string        `json:"id"`
+	Timeout    time.Duration `json:"timeout"` // 0: none
+	Signal     int           `json:"signal"`
+	StdinGrace time.Duration `json:"stdin_grace"`
+	Grace      time.Duration `json:"grace"`
+	KillWait   time.Duration `json:"kill_wait"`
+	Linger     time.Duration `json:"linger"`
+	Audience   int           `json:"audience"` // proctree.Audience
+	AfterExit  AfterExit     `json:"after_exit"`
+	// Stdin: the caller holds the other end of the leader's stdin and closes
+	// it when told that the stop begins.
+	Stdin           bool `json:"stdin"`
+	Terminal        bool `json:"terminal"`
+	IgnoreHangup    bool `json:"ignore_hangup"`
+	IgnoreInterrupt bool `json:"ignore_interrupt"`
+	// Numbers are the descriptor numbers in the leader of the files sent, in
+	// order. Of 0, 1 and 2, what is not among them is /dev/null.
+	Numbers []int `json:"numbers"`
+}
+
+// StopRequest asks for the stop ladder, or shortens one that is under way.
+type StopRequest struct {
+	Cause outcome.Cause `json:"cause"`
+	// Signal replaces the polite signal if it is not 0 and none was sent yet.
+	Signal int `json:"signal,omitempty"`
+	// Kill goes to SIGKILL at once.
+	Kill bool `json:"kill,omitempty"`
+}
+
+// Started says that the leader was executed.
+type Started struct {
+	PID int       `json:"pid"`
+	At  time.Time `json:"at"`
+}
+
+// StartFailed says that the leader was not executed.
+type StartFailed struct {
+	Op     string `json:"op"`
+	Errno  int    `json:"errno"`
+	Killed bool   `json:"killed,omitempty"` // because a stop came first
+}
+
+// Stopping acknowledges that a stop begins.
+type Stopping struct {
+	Cause outcome.Cause `json:"cause"`
+	// CloseStdin: now is the time to close the leader's stdin.
+	CloseStdin bool `json:"close_stdin,omitempty"`
+}
+
+// Done is the report at the end of an invocation.
+type Done struct {
+	Started     bool          `json:"started"`
+	NotExecuted bool          `json:"not_executed,omitempty"` // proven
+	Exit        *outcome.Exit `json:"exit,omitempty"`
+	// StopBegan: a stop of the invocation began (not only the ending of
+	// leftovers after the leader's own exit), for StopCause.
+	StopBegan bool            `json:"stop_began,omitempty"`
+	StopCause outcome.Cause   `json:"stop_cause,omitempty"`
+	Usage     outcome.Usage   `json:"usage"`
+	Cleanup   outcome.Cleanup `json:"cleanup"`
+}
+
+// errProtocol wraps every complaint about what the other side sent.
+var errProtocol = errors.New("supervisor: protocol violated")
+
+// encode returns m as a frame.
+func encode(m *message, raw []byte) ([]byte, error) {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("supervisor: encode message: %w", err)
+	}
+	if len(b) > maxJSON || len(raw) > maxRaw {
+		return nil, fmt.Errorf("supervisor: message of %d and %d bytes is larger than the protocol takes (%d and %d)", len(b), len(raw), maxJSON, maxRaw)
+	}
+	frame := make([]byte, frameHeader, frameHeader+len(b)+len(raw))
+	binary.BigEndian.PutUint32(frame, uint32(len(b)))
+	binary.BigEndian.PutUint32(frame[4:], uint32(len(raw)))
+	return append(append(frame, b...), raw...), nil
+}
+
+// frameSize returns the sizes of the two parts from a frame's first bytes.
+func frameSize(header []byte) (jsonSize, rawSize int, err error) {
+	j, r := binary.BigEndian.Uint32(header), binary.BigEndian.Uint32(header[4:])
+	if j == 0 || j > maxJSON || r > maxRaw {
+		return 0, 0, fmt.Errorf("%w: a message of %d and %d bytes", errProtocol, j, r)
+	}
+	return int(j), int(r), nil
+}
+
+// decode parses the JSON part of a frame. It must say exactly one thing.
+func decode(b []byte) (*message, error) {
+	var m message
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, fmt.Errorf("%w: %v", errProtocol, err)
+	}
+	said := 0
+	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Hello != nil, m.Started != nil,
+		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
+		if set {
+			said++
+		}
+	}
+	if said != 1 {
+		return nil, fmt.Errorf("%w: a message that says %d things", errProtocol, said)
+	}
+	return &m, nil
+}
+
+// appendString appends s with its length before it.
+func appendString(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
+}
+
+// takeString takes a string off b that appendString put there.
+func takeString(b []byte) (s string, rest []byte, err error) {
+	if len(b) < 4 {
+		return "", nil, fmt.Errorf("%w: a string is missing", errProtocol)
+	}
+	n := binary.BigEndian.Uint32(b)
+	if uint64(n) > uint64(len(b)-4) {
+		return "", nil, fmt.Errorf("%w: a string of %d bytes where %d are left", errProtocol, n, len(b)-4)
+	}
+	return string(b[4 : 4+n]), b[4+n:], nil
+}
+
+// takeRun takes path, arguments and environment off the raw part of a run
+// message, and checks everything that the helper relies on.
+func takeRun(r *runMessage, raw []byte, files int) (path string, args, env []string, err error) {
+	const few = 1 << 20 // strings; each takes 4 bytes at least, so raw bounds them too
+	switch {
+	case r.Args < 1 || r.Args > few || r.Env < 0 || r.Env > few:
+		err = fmt.Errorf("%w: %d arguments and %d variables", errProtocol, r.Args, r.Env)
+	case files != len(r.Numbers)+1:
+		err = fmt.Errorf("%w: %d descriptors for a directory and %d files", errProtocol, files, len(r.Numbers))
+	case r.Signal < 1 || r.Signal > 64:
+		err = fmt.Errorf("%w: signal %d", errProtocol, r.Signal)
+	case r.Timeout < 0 || r.StdinGrace < 0 || r.Grace < 0 || r.KillWait < 0 || r.Linger < 0:
+		err = fmt.Errorf("%w: a negative duration", errProtocol)
+	case r.AfterExit < Terminate || r.AfterExit > Leave || r.Audience < 0 || r.Audience > 2:
+		err = fmt.Errorf("%w: after_exit %d, audience %d", errProtocol, r.AfterExit, r.Audience)
+	}
+	seen := make(map[int]bool, len(r.Numbers))
+	for _, n := range r.Numbers {
+		if err == nil && (n < 0 || n >= maxFileNumber || seen[n]) {
+			err = fmt.Errorf("%w: descriptor number %d", errProtocol, n)
+		}
+		seen[n] = true
+	}
+	if err != nil {
+		return "", nil, nil, err
+	}
+	if path, raw, err = takeString(raw); err != nil {
+		return "", nil, nil, err
+	}
+	var s string
+	for range r.Args {
+		if s, raw, err = takeString(raw); err != nil {
+			return "", nil, nil, err
+		}
+		args = append(args, s)
+	}
+	for range r.Env {
+		if s, raw, err = takeString(raw); err != nil {
+			return "", nil, nil, err
+		}
+		env = append(env, s)
+	}
+	if len(raw) > 0 {
+		return "", nil, nil, fmt.Errorf("%w: %d bytes too many", errProtocol, len(raw))
+	}
+	return path, args, env, nil
+}
+
+// maxFileNumber bounds the descriptor numbers in the leader. The kernel's own
+// bound is RLIMIT_NOFILE; this one keeps a hostile number from costing memory.
+const maxFileNumber = 1 << 16
+
+// Request is one invocation to be.
+type Request struct {
+	Settings
+	Path string // as execve takes it; relative to Dir
+	Args []string
+	Env  []string
+	// Dir is the descriptor of the working directory, Files are those that
+	// Settings.Numbers names. They stay the caller's.
+	Dir   int
+	Files []int
+}
+
+// ErrTooLarge means that a request is larger than any that could be executed.
+var ErrTooLarge = errors.New("arguments and environment are too large together")
+
+// Event is one of the messages a running invocation brings.
+type Event struct {
+	Started     *Started
+	StartFailed *StartFailed
+	Stopping    *Stopping
+	Done        *Done
+	// ExitSeen: the leader has exited; Done has it again.
+	ExitSeen bool
+}

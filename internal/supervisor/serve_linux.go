@@ -1,0 +1,607 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+	"curfew/proctree"
+)
+
+// server is the helper's main loop: one thread that waits for the caller, for
+// the tree and for the clock, and never for anything else. Whatever can block
+// in the kernel on the CLI's account happens on the Tree's second thread.
+type server struct {
+	tree    *proctree.Tree
+	in      inbox
+	null    int // /dev/null, -1 if there is none
+	state   State
+	stateOK bool
+
+	callerGone bool // the socket is at its end, or the caller is
+	run        *run // nil while idle
+	served     int
+
+	buf [32 << 10]byte
+	oob [1024]byte // room for the 253 descriptors that one message can carry
+}
+
+// run is one invocation.
+type run struct {
+	settings Settings
+	spec     proctree.Spec
+	given    []proctree.FileID // of the leader's 0, 1 and 2
+	deadline time.Time         // zero: none
+	ladder   proctree.Ladder
+
+	startDone bool
+	report    Done
+	stopping  bool // the ladder was begun by a stop, not for leftovers
+	lingerEnd time.Time
+	lookAgain time.Time // when to see whether the leftovers still hold a file
+	lookWait  time.Duration
+	killWait  time.Duration // back-off between two strikes that found nothing
+	nextKill  time.Time
+	gaveUp    bool // reported; going on in the background
+}
+
+func serve() {
+	settle()
+	s := &server{}
+	var err error
+	if s.tree, err = proctree.Open(); err != nil {
+		s.send(&message{Failed: &failedMessage{Error: err.Error()}})
+		return
+	}
+	if s.null, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		s.null = -1
+	}
+	s.state, err = readState(unix.Gettid())
+	s.stateOK = err == nil
+	s.send(&message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: s.state, StateKnown: s.stateOK}})
+	for s.step() {
+	}
+}
+
+// step waits for the next thing to happen and handles it. False ends the
+// helper.
+func (s *server) step() bool {
+	if s.run == nil && s.callerGone {
+		return false
+	}
+	fds := [3]unix.PollFd{
+		{Fd: int32(s.tree.FD()), Events: unix.POLLIN},
+		{Fd: controlFD, Events: unix.POLLIN},
+		{Fd: callerFD, Events: unix.POLLIN},
+	}
+	n := 3
+	if s.callerGone {
+		n = 1
+	}
+	wait(fds[:n], s.wake())
+	if n == 3 {
+		// The caller's pidfd counts too: a forked copy of the caller can keep
+		// the socket open. /dev/null, in place of a pidfd, is always readable.
+		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD)
+		if fds[1].Revents != 0 && !s.listen() || gone {
+			s.callerGone = true
+			if s.run != nil {
+				s.stop(&StopRequest{Cause: outcome.CauseHostLost})
+			}
+		}
+	}
+	if s.run != nil {
+		s.advance()
+	}
+	return true
+}
+
+func isNull(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
+}
+
+// wait polls until something is ready or the time has come; the zero time never
+// comes.
+func wait(fds []unix.PollFd, until time.Time) {
+	for {
+		var ts *unix.Timespec
+		if !until.IsZero() {
+			t := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
+			ts = &t
+		}
+		if _, err := unix.Ppoll(fds, ts, nil); err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// wake is the next moment at which the clock alone makes something due.
+func (s *server) wake() time.Time {
+	r := s.run
+	if r == nil {
+		return time.Time{}
+	}
+	var at time.Time
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
+			at = t
+		}
+	}
+	if next, ok := r.ladder.Next(); ok {
+		sooner(next)
+	}
+	if _, begun := r.ladder.Begun(); !begun {
+		sooner(r.deadline)
+	}
+	sooner(r.lookAgain)
+	sooner(r.nextKill)
+	return at
+}
+
+// listen reads what the caller says. False if the caller is gone, or said
+// something that cannot be served: that ends in a stop too.
+func (s *server) listen() bool {
+	n, files, err := receive(controlFD, s.buf[:], s.oob[:])
+	switch {
+	case err == unix.EAGAIN:
+		return true
+	case err != nil || n == 0:
+		closeAll(files)
+		return false
+	}
+	err = s.in.add(s.buf[:n], files)
+	for err == nil {
+		var m *message
+		var raw []byte
+		var fds []int
+		if m, raw, fds, err = s.in.next(); err == nil && m == nil {
+			return true
+		}
+		if err == nil {
+			err = s.handle(m, raw, fds)
+		}
+	}
+	closeAll(s.in.files)
+	s.in = inbox{}
+	s.send(&message{Failed: &failedMessage{Error: err.Error()}})
+	return false
+}
+
+// receive reads bytes and descriptors without blocking.
+func receive(fd int, buf, oob []byte) (n int, files []int, err error) {
+	for {
+		var oobn int
+		n, oobn, _, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || oobn == 0 {
+			return n, nil, err
+		}
+		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil {
+			return n, nil, err
+		}
+		for i := range msgs {
+			if fds, err := unix.ParseUnixRights(&msgs[i]); err == nil {
+				files = append(files, fds...)
+			}
+		}
+		return n, files, nil
+	}
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+func (s *server) handle(m *message, raw []byte, files []int) error {
+	switch {
+	case m.Run != nil:
+		if s.run != nil {
+			closeAll(files)
+			return fmt.Errorf("%w: a second invocation at once", errProtocol)
+		}
+		return s.begin(m.Run, raw, files)
+	case m.Stop != nil:
+		if s.run != nil && !s.run.gaveUp {
+			s.stop(m.Stop)
+		}
+		return nil
+	case m.Signal != nil:
+		if m.Signal.Signal < 1 || m.Signal.Signal > 64 {
+			return fmt.Errorf("%w: signal %d", errProtocol, m.Signal.Signal)
+		}
+		if s.run != nil && s.run.startDone {
+			s.tree.Signal(syscall.Signal(m.Signal.Signal))
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: a message for the caller", errProtocol)
+}
+
+// begin starts an invocation.
+func (s *server) begin(m *runMessage, raw []byte, files []int) error {
+	path, args, env, err := takeRun(m, raw, len(files))
+	if err != nil {
+		closeAll(files)
+		return err
+	}
+	r := &run{settings: m.Settings, spec: proctree.Spec{
+		Path: path, Argv: args, Env: env, Dir: files[0],
+		Terminal: m.Terminal, IgnoreHangup: m.IgnoreHangup, IgnoreInterrupt: m.IgnoreInterrupt,
+	}}
+	top := 3
+	for _, n := range m.Numbers {
+		top = max(top, n+1)
+	}
+	r.spec.Files = make([]int, top)
+	for i := range r.spec.Files {
+		r.spec.Files[i] = -1
+		if i < 3 {
+			r.spec.Files[i] = s.null
+		}
+	}
+	for i, n := range m.Numbers {
+		r.spec.Files[n] = files[i+1]
+		if n < 3 {
+			r.given = appendFileID(r.given, files[i+1])
+		}
+	}
+	r.ladder.Policy = proctree.Policy{
+		Signal: m.Signal, StdinGrace: m.StdinGrace, Grace: m.Grace, KillWait: m.KillWait,
+		Audience: proctree.Audience(m.Audience), Stdin: m.Stdin,
+	}
+	if m.Timeout > 0 {
+		r.deadline = time.Now().Add(m.Timeout)
+	}
+	s.run = r
+	s.tree.Start(&r.spec)
+	return nil
+}
+
+// appendFileID adds the identity of an open file, unless it is /dev/null, which
+// every daemon has open.
+func appendFileID(list []proctree.FileID, fd int) []proctree.FileID {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3) {
+		return list
+	}
+	return append(list, proctree.FileID{Dev: uint64(st.Dev), Ino: st.Ino})
+}
+
+// closeFiles closes what came with the request. The leader has its own by then.
+func (r *run) closeFiles(null int) {
+	if r.spec.Dir >= 0 {
+		unix.Close(r.spec.Dir)
+		r.spec.Dir = -1
+	}
+	for i, fd := range r.spec.Files {
+		if fd >= 0 && fd != null {
+			unix.Close(fd)
+		}
+		r.spec.Files[i] = -1
+	}
+}
+
+// stop begins the ladder, or shortens what is left of it.
+func (s *server) stop(q *StopRequest) {
+	r := s.run
+	// What the kernel already knows counts: an exit that is there now came
+	// before our first action.
+	s.collect()
+	if s.run != r || r.gaveUp {
+		return
+	}
+	now := time.Now()
+	_, begun := r.ladder.Begun()
+	if !r.stopping && (!begun || r.settings.AfterExit == Wait) {
+		// After the leader's own exit a stop only hastens the end of the
+		// leftovers, unless the caller chose to wait for the whole tree.
+		if r.report.Exit == nil || r.settings.AfterExit == Wait {
+			r.report.StopBegan, r.report.StopCause = true, q.Cause
+		}
+	}
+	if !r.stopping {
+		r.stopping = true
+		s.send(&message{Stopping: &Stopping{Cause: q.Cause, CloseStdin: r.settings.Stdin}})
+	}
+	if q.Signal != 0 && !begun {
+		r.ladder.Policy.Signal = q.Signal
+	}
+	r.lingerEnd, r.lookAgain = time.Time{}, time.Time{}
+	switch {
+	case q.Kill || !r.startDone:
+		// What has not been executed yet has nothing to be polite to.
+		s.act(r.ladder.Hasten(now, 0))
+	default:
+		s.act(r.ladder.Begin(now))
+	}
+}
+
+// advance does what is due.
+func (s *server) advance() {
+	r := s.run
+	s.collect()
+	if s.run != r {
+		return
+	}
+	now := time.Now()
+	if _, begun := r.ladder.Begun(); !begun && !r.deadline.IsZero() && !now.Before(r.deadline) {
+		if r.report.Exit == nil || r.settings.AfterExit == Wait {
+			s.stop(&StopRequest{Cause: outcome.CauseTimeout})
+			if s.run != r {
+				return
+			}
+		} else {
+			r.deadline = time.Time{} // the leader made it; leftovers have their own limits
+		}
+	}
+	if !r.lookAgain.IsZero() && !now.Before(r.lookAgain) {
+		s.linger(now)
+	}
+	s.act(r.ladder.Step(now))
+	if s.run == r && (r.ladder.Killing() || r.gaveUp) {
+		s.kill(now)
+	}
+}
+
+// collect takes the tree's news.
+func (s *server) collect() {
+	r := s.run
+	killing := r.ladder.Killing() || r.gaveUp
+	ev := s.tree.Collect(killing)
+	s.news(ev)
+}
+
+// news handles what was seen of the tree.
+func (s *server) news(ev proctree.Event) {
+	r := s.run
+	if ev.StartDone {
+		r.startDone = true
+		r.closeFiles(s.null)
+		if ev.StartErr != nil {
+			var errno syscall.Errno
+			errors.As(ev.StartErr, &errno)
+			r.report.NotExecuted = true
+			s.send(&message{StartFailed: &StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
+		} else {
+			r.report.Started = true
+			s.send(&message{Started: &Started{PID: s.tree.Leader(), At: time.Now()}})
+		}
+	}
+	if ev.Exit != nil {
+		_, begun := r.ladder.Begun()
+		ev.Exit.AfterStop = begun
+		r.report.Exit = ev.Exit
+		r.ladder.LeaderGone()
+		s.send(&message{Exited: ev.Exit})
+		if !begun && !ev.Empty {
+			s.leftovers()
+		}
+	}
+	if ev.Empty {
+		r.ladder.Empty()
+		s.finish(outcome.Empty, outcome.NoChildren)
+	}
+}
+
+// leftovers decides what becomes of them, now that the leader exited by itself.
+func (s *server) leftovers() {
+	r := s.run
+	switch r.settings.AfterExit {
+	case Leave:
+		s.leave()
+	case Terminate:
+		now := time.Now()
+		r.lingerEnd, r.lookWait = now.Add(r.settings.Linger), 2*time.Millisecond
+		s.linger(now)
+	}
+}
+
+// linger lets leftovers finish that still hold one of the leader's files; any
+// other gets the ladder.
+func (s *server) linger(now time.Time) {
+	r := s.run
+	if now.Before(r.lingerEnd) && s.tree.Holds(r.given) {
+		r.lookAgain = now.Add(r.lookWait)
+		if r.lookAgain.After(r.lingerEnd) {
+			r.lookAgain = r.lingerEnd
+		}
+		r.lookWait = min(2*r.lookWait, 50*time.Millisecond)
+		return
+	}
+	r.lookAgain = time.Time{}
+	s.act(r.ladder.Begin(now))
+}
+
+// leave reports what is alive and lets go of it. The helper ends with it, so
+// that the tree falls to whoever adopts orphans here.
+func (s *server) leave() {
+	r := s.run
+	for _, m := range s.tree.Members(1024) {
+		r.report.Cleanup.LeftAlive = append(r.report.Cleanup.LeftAlive, m.Describe())
+	}
+	s.finish(outcome.Left, outcome.NoProof)
+	s.callerGone = true
+}
+
+// act carries out what the ladder asks for.
+func (s *server) act(actions []proctree.Action) {
+	r := s.run
+	sig := syscall.Signal(r.ladder.Policy.Signal)
+	for _, a := range actions {
+		switch a {
+		case proctree.CloseStdin:
+			s.rung(outcome.StepCloseStdin, 0)
+		case proctree.SignalLeader:
+			s.rung(outcome.StepSignalLeader, int(sig))
+			s.tree.Terminate(sig, true)
+		case proctree.SignalMembers:
+			if s.tree.Terminate(sig, false) > 0 {
+				s.rung(outcome.StepSignalMembers, int(sig))
+			}
+		case proctree.Kill:
+			s.rung(outcome.StepKill, int(syscall.SIGKILL))
+			r.killWait, r.nextKill = 0, time.Now()
+		case proctree.GiveUp:
+			s.rung(outcome.StepGiveUp, 0)
+			s.giveUp()
+		}
+	}
+}
+
+// rung notes a step of the ladder.
+func (s *server) rung(name outcome.StepName, sig int) {
+	began, _ := s.run.ladder.Begun()
+	c := &s.run.report.Cleanup
+	c.Steps = append(c.Steps, outcome.Step{Name: name, Signal: sig, After: max(time.Since(began), 0)})
+}
+
+// Back-off of the kill phase. When nothing has died for killStall, the strike
+// goes below our own children too: a process with much memory takes some 100 ms
+// per GB to die, and only then do its children fall to us. From there on it
+// strikes less and less often, and a survivor at last every killSlow.
+const (
+	killStall = 5 * time.Millisecond
+	killMax   = 100 * time.Millisecond
+	killSlow  = 5 * time.Second
+)
+
+// kill strikes as long as there is progress, and then waits for the next death
+// or the back-off. Striking comes first and reaping only when a pass finds
+// nothing new: a zombie keeps its place under a task limit.
+func (s *server) kill(now time.Time) {
+	r := s.run
+	below := r.killWait > 0 && !now.Before(r.nextKill) // nothing died in all that time
+	for {
+		if s.tree.Strike(below) > 0 {
+			r.killWait, below = 0, false
+			if s.interrupted() {
+				r.nextKill = now
+				return
+			}
+			continue
+		}
+		n, ev := s.tree.Reap()
+		s.news(ev)
+		if s.run != r {
+			return
+		}
+		if n == 0 {
+			break
+		}
+		r.killWait = 0
+		if s.interrupted() {
+			r.nextKill = now
+			return
+		}
+	}
+	limit := killMax
+	if r.gaveUp {
+		limit = killSlow
+	}
+	r.killWait = min(max(2*r.killWait, killStall), limit)
+	r.nextKill = time.Now().Add(r.killWait)
+}
+
+// interrupted reports whether the ladder or the caller wants a turn.
+func (s *server) interrupted() bool {
+	if next, ok := s.run.ladder.Next(); ok && !time.Now().Before(next) {
+		return true
+	}
+	if s.callerGone {
+		return false
+	}
+	fds := [1]unix.PollFd{{Fd: controlFD, Events: unix.POLLIN}}
+	n, _ := unix.Poll(fds[:], 0)
+	return n > 0
+}
+
+// giveUp reports the survivors. The helper keeps trying in the background and
+// takes no other invocation.
+func (s *server) giveUp() {
+	r := s.run
+	r.gaveUp = true
+	if !r.startDone {
+		r.report.NotExecuted = s.tree.StartRuledOut()
+	}
+	r.report.Cleanup.Survivors = s.tree.Survivors()
+	s.tell(outcome.Survivors, outcome.NoProof)
+}
+
+// finish ends the invocation with its report.
+func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
+	r := s.run
+	if !r.gaveUp {
+		if _, begun := r.ladder.Begun(); begun && result == outcome.Empty {
+			s.rung(outcome.StepEmpty, 0)
+		}
+		s.tell(result, proof)
+	}
+	r.closeFiles(s.null)
+	s.run = nil
+	if r.gaveUp || result != outcome.Empty {
+		s.callerGone = true
+	}
+	if !s.callerGone {
+		s.makeReady()
+	}
+}
+
+// tell sends the report.
+func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
+	r := s.run
+	c := &r.report.Cleanup
+	c.Result, c.Proof = result, proof
+	c.Ended, c.EndedMore = s.tree.Ended()
+	if began, begun := r.ladder.Begun(); begun {
+		c.Elapsed = max(time.Since(began), 0)
+	}
+	r.report.Usage = s.tree.Usage()
+	s.send(&message{Done: &r.report})
+}
+
+// collectEvery is how many invocations share one run of the collector, which is
+// off otherwise.
+const collectEvery = 64
+
+// makeReady prepares for the next invocation, while nobody waits for us. A CLI
+// can renice its supervisor, or change its limits; then this one has served.
+func (s *server) makeReady() {
+	if s.served++; s.served%collectEvery == 0 {
+		debug.FreeOSMemory()
+	}
+	now, err := readState(s.tree.ForkingThread())
+	if !s.stateOK || err != nil || now != s.state {
+		s.callerGone = true
+		return
+	}
+	s.send(&message{Ready: &struct{}{}})
+}
+
+// send sends m to the caller. It never blocks: a caller that does not read its
+// messages is none.
+func (s *server) send(m *message) {
+	if s.callerGone {
+		return
+	}
+	frame, err := encode(m, nil)
+	for err == nil && len(frame) > 0 {
+		var n int
+		n, err = unix.SendmsgN(controlFD, frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			err = nil
+			continue
+		}
+		frame = frame[max(n, 0):]
+	}
+}

@@ -1,0 +1,142 @@
+package supervisor
+
+import (
+	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/proctree"
+)
+
+// helperName is argv[0] of a helper, and what people see in ps.
+const helperName = "curfew-supervisor"
+
+// The descriptors a helper is started with, besides /dev/null on 0 to 2.
+const (
+	controlFD = 3
+	callerFD  = 4 // a pidfd of the caller, or /dev/null where there are none
+)
+
+// exitRefused is the exit code of a helper that will not serve. It must never
+// go on as the program that it is a copy of.
+const exitRefused = 125
+
+func init() {
+	if len(os.Args) == 0 || os.Args[0] != helperName || !isSocket(controlFD) {
+		return
+	}
+	if why := guardDoor(); why != "" {
+		_, _ = os.Stderr.WriteString(helperName + ": refused: " + why + "\n")
+		syscall.Exit(exitRefused)
+	}
+	runtime.LockOSThread()
+	serve()
+	syscall.Exit(0)
+}
+
+func isSocket(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
+}
+
+// guardDoor says why this process must not serve the other end of its socket:
+// it has privileges that the other end may not have.
+func guardDoor() string {
+	const atSecure = 23
+	auxv, err := unix.Auxv()
+	if err != nil {
+		return "the auxiliary vector cannot be read: " + err.Error()
+	}
+	secure := true
+	for _, e := range auxv {
+		if e[0] == atSecure {
+			secure = e[1] != 0
+		}
+	}
+	if secure {
+		return "the executable gives privileges (setuid, setgid or file capabilities)"
+	}
+	cred, err := unix.GetsockoptUcred(controlFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return "the peer's credentials cannot be read: " + err.Error()
+	}
+	if int(cred.Uid) != unix.Getuid() || int(cred.Uid) != unix.Geteuid() {
+		return "the peer has another uid"
+	}
+	return ""
+}
+
+// spareThreads is how many idle threads a helper has ready: the Go runtime
+// aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
+const spareThreads = 4
+
+// memoryLimit is where the collector, which is off, would set in after all.
+// Between two invocations it is run by hand.
+const memoryLimit = 64 << 20
+
+// settle makes this process fit to be a helper.
+func settle() {
+	unix.CloseOnExec(controlFD)
+	unix.CloseOnExec(callerFD)
+	closeOthers()
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memoryLimit)
+	runtime.GOMAXPROCS(2)
+	proctree.Survive()
+
+	// Threads that are all blocked at once are all different; afterwards they
+	// idle, and the runtime takes one of them before it starts another.
+	var ready, over sync.WaitGroup
+	release := make(chan struct{})
+	for range spareThreads {
+		ready.Add(1)
+		over.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			ready.Done()
+			<-release
+			runtime.UnlockOSThread()
+			over.Done()
+		}()
+	}
+	ready.Wait()
+	close(release)
+	over.Wait()
+}
+
+// closeOthers closes every descriptor that came along by accident.
+func closeOthers() {
+	if unix.CloseRange(callerFD+1, 1<<31-1, 0) == nil {
+		return
+	}
+	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(dir)
+	var fds []int
+	var buf [4096]byte
+	for {
+		n, err := unix.Getdents(dir, buf[:])
+		if err != nil || n <= 0 {
+			break
+		}
+		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
+		for _, name := range names {
+			fd := 0
+			for _, c := range name {
+				fd = fd*10 + int(c-'0')
+			}
+			if fd > callerFD && fd != dir {
+				fds = append(fds, fd)
+			}
+		}
+	}
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

@@ -1,0 +1,71 @@
+// Package proctree starts one process, the leader, keeps hold of everything
+// that descends from it, and ends that tree. It knows processes and nothing
+// about commands, callers or output.
+//
+// It is meant for a process that does nothing else: on Linux it makes the
+// calling process a child subreaper and treats every child that the process
+// has as a member of the tree. A program that has children of its own must not
+// use it; it starts the supervisor (package curfew/internal/supervisor), which
+// does.
+//
+// The exported functions and the contract of the platform files stand here;
+// proctree_linux.go and proctree_darwin.go meet it.
+package proctree
+
+import "curfew/outcome"
+
+// Event tells what Collect found.
+type Event struct {
+	// StartDone: the start that Start began has come to its end. Then either
+	// StartErr is nil and the leader runs (or has already ended), or StartErr
+	// says why it was not executed.
+	StartDone bool
+	StartErr  *StartError
+	// Exit is not nil if the leader's exit was seen by this call.
+	Exit *outcome.Exit
+	// Empty: nothing of the tree is left, as proven by the kernel.
+	Empty bool
+}
+
+// StartError is why the leader was not executed.
+type StartError struct {
+	Op  string // "chdir", "fork" or "exec"
+	Err error  // usually a syscall.Errno
+	// Killed: it was ended on our request before it was executed.
+	Killed bool
+}
+
+func (e *StartError) Error() string { return "proctree: " + e.Op + ": " + e.Err.Error() }
+func (e *StartError) Unwrap() error { return e.Err }
+
+// Spec says what to start. The descriptors stay the caller's; they are
+// duplicated into the leader.
+type Spec struct {
+	Path string   // as execve takes it; relative to Dir
+	Argv []string // argv[0] included
+	Env  []string
+	Dir  int // a directory's descriptor, O_PATH is enough
+	// Files are the leader's descriptors: the index is the number in the
+	// leader, -1 leaves that number closed.
+	Files []int
+	// Terminal makes descriptor 0, a terminal, the controlling one.
+	Terminal bool
+	// IgnoreHangup and IgnoreInterrupt start the leader with SIGHUP and SIGINT
+	// ignored; everything else has its default disposition.
+	IgnoreHangup, IgnoreInterrupt bool
+}
+
+// Member is a live process of the tree.
+type Member struct {
+	PID    int
+	Parent int
+	Start  uint64 // clock ticks since boot
+	Name   string
+	State  byte
+	Leader bool
+}
+
+// maxListed bounds the lists of ended and surviving processes in a report. The
+// rest is counted: a report must fit into memory that was set aside before the
+// tree could use it all up.
+const maxListed = 1024

@@ -1,0 +1,714 @@
+package proctree
+
+// How it is done on Linux: the process is a child subreaper, so every orphan of
+// the tree becomes its child (prctl(2), PR_SET_CHILD_SUBREAPER). To end the
+// tree it strikes its own children; theirs fall to it and are struck next. It
+// is empty when the kernel answers ECHILD. Where it falls short: a process that
+// enters another pid namespace leaves its orphans to that namespace's init.
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+// Tree is the leader that this process started and everything that descends
+// from it. All methods are for the one goroutine that called Open, which stays
+// locked to its thread. A Tree serves one leader after another: Start may be
+// called again once it was Empty.
+type Tree struct {
+	proc procfs
+	self int
+
+	// The second thread does what may block in the kernel: it forks and
+	// executes (which can hang on a file lease, FUSE or NFS) and it awaits the
+	// next exit. It is the leader's parent thread, so PR_SET_PDEATHSIG holds as
+	// long as the process lives.
+	orders, news int // event descriptors: to that thread, and from it
+	wanted       atomic.Uint32
+	startDone    atomic.Bool
+	childWaits   atomic.Bool // some child is waitable, or there is none
+	cancelStart  atomic.Bool
+	spec         *Spec // for that thread from the order to startDone
+	startedPID   int   // written before startDone
+	startErr     *StartError
+	root         int // descriptor of "/"
+	forkingTID   int
+	startKilled  bool
+	awaiting     bool // the second thread awaits an exit
+	starting     bool
+	leader       int // its pid; 0 if there is none, or it was reaped
+	usage        outcome.Usage
+
+	struck  pidTable
+	ended   []record
+	more    int
+	arena   []int32
+	frames  []frame
+	scratch stat
+}
+
+// record is what the report will say of a process we had to end.
+type record struct {
+	pid    int
+	start  uint64
+	name   [16]byte
+	nameN  int
+	signal syscall.Signal
+}
+
+// frame is one level of the walk below our own children.
+type frame struct {
+	pid, pidfd int // pidfd -1: our own child
+	lo, hi     int // its children in the arena that are still to do
+}
+
+const (
+	orderStart = 1 << iota
+	orderAwait
+)
+
+// maxArena is how many children one pass can see; a tree with more is struck
+// in several passes. maxDepth bounds the walk below, which holds a descriptor
+// for each level; what is deeper falls to us when what is above has died.
+const (
+	maxArena = 1 << 16
+	maxDepth = 256
+)
+
+// Open prepares this process to hold a tree: it becomes a child subreaper and
+// starts a second thread. The calling goroutine must be locked to the main
+// thread, which never ends. It is an error if the process has children.
+func Open() (*Tree, error) {
+	t := &Tree{
+		self:   unix.Getpid(),
+		ended:  make([]record, 0, maxListed),
+		arena:  make([]int32, maxArena),
+		frames: make([]frame, 0, maxDepth),
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
+	}
+	t.proc.open()
+	var err error
+	if t.root, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, os.NewSyscallError("open /", err)
+	}
+	if t.orders, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	if t.news, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	resetIgnored()
+	ready := make(chan struct{})
+	go t.second(ready)
+	<-ready
+	return t, nil
+}
+
+// resetIgnored gives every signal that is ignored its default disposition, so
+// that the leader does not inherit what our parent ignored. The Go runtime has
+// handlers for most; it leaves the job-control signals as they were.
+func resetIgnored() {
+	type sigaction struct {
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}
+	for sig := 1; sig <= 64; sig++ {
+		var old, dfl sigaction
+		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&old)), 8, 0, 0)
+		if errno == 0 && old.handler == 1 {
+			unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&dfl)), 0, 8, 0, 0)
+		}
+	}
+}
+
+// FD is readable when Collect has something to tell.
+func (t *Tree) FD() int { return t.news }
+
+// Start begins to start the leader; Collect tells when that is done. spec must
+// not be changed until then.
+func (t *Tree) Start(spec *Spec) {
+	t.spec, t.startErr, t.startedPID = spec, nil, 0
+	t.starting, t.startKilled, t.leader = true, false, 0
+	t.usage = outcome.Usage{}
+	t.struck.reset()
+	t.ended, t.more = t.ended[:0], 0
+	t.cancelStart.Store(false)
+	disposition(syscall.SIGHUP, spec.IgnoreHangup)
+	disposition(syscall.SIGINT, spec.IgnoreInterrupt)
+	t.awaiting = true // the second thread goes on to await by itself
+	t.order(orderStart | orderAwait)
+}
+
+// caught gets the signals that this process survives. It is never read.
+var caught = make(chan os.Signal, 1)
+
+// Survive makes the process outlive the signals that a CLI, or somebody at a
+// terminal, may send it. They are caught, not ignored: the leader would inherit
+// that.
+func Survive() {
+	signal.Notify(caught, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
+}
+
+func disposition(sig os.Signal, ignore bool) {
+	switch {
+	case ignore == signal.Ignored(sig):
+	case ignore:
+		signal.Ignore(sig)
+	default:
+		signal.Notify(caught, sig)
+	}
+}
+
+func (t *Tree) order(what uint32) {
+	t.wanted.Or(what)
+	wakeup(t.orders)
+}
+
+func wakeup(fd int) {
+	one := [8]byte{1}
+	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 8)
+}
+
+// second is the second thread.
+func (t *Tree) second(ready chan<- struct{}) {
+	runtime.LockOSThread()
+	t.forkingTID = unix.Gettid()
+	close(ready)
+	var none uint64
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
+	var buf [8]byte
+	for {
+		if _, err := unix.Read(t.orders, buf[:]); err != nil && err != unix.EINTR {
+			panic("proctree: read an event descriptor: " + err.Error())
+		}
+		wanted := t.wanted.Swap(0)
+		if wanted&orderStart != 0 {
+			t.startedPID, t.startErr = t.start(t.spec)
+			t.startDone.Store(true)
+			wakeup(t.news)
+		}
+		if wanted&orderAwait != 0 {
+			awaitAnyChild()
+			t.childWaits.Store(true)
+			wakeup(t.news)
+		}
+	}
+}
+
+// awaitAnyChild blocks until some child has exited, and leaves it unreaped, or
+// until there is none.
+func awaitAnyChild() {
+	for {
+		var info siginfo
+		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
+			unix.WEXITED|unix.WNOWAIT|unix.WALL, 0, 0)
+		if errno != unix.EINTR {
+			return
+		}
+	}
+}
+
+// busyFor is how long an executable that is open for writing is tried again. It
+// is usually a matter of a fork elsewhere that has not executed yet.
+const busyFor = 300 * time.Millisecond
+
+// start executes spec on the second thread.
+func (t *Tree) start(spec *Spec) (int, *StartError) {
+	if err := unix.Fchdir(spec.Dir); err != nil {
+		return 0, &StartError{Op: "chdir", Err: err}
+	}
+	defer unix.Fchdir(t.root)
+	attr := syscall.ProcAttr{Env: spec.Env, Sys: &syscall.SysProcAttr{
+		Setsid:    true,
+		Pdeathsig: syscall.SIGKILL,
+		Setctty:   spec.Terminal,
+	}}
+	for _, fd := range spec.Files {
+		attr.Files = append(attr.Files, uintptr(fd))
+	}
+	for began, wait := time.Now(), time.Millisecond; ; wait *= 2 {
+		if t.cancelStart.Load() {
+			return 0, &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
+		}
+		pid, err := syscall.ForkExec(spec.Path, spec.Argv, &attr)
+		switch {
+		case err == nil:
+			return pid, nil
+		case t.cancelStart.Load():
+			// We struck everything there was, so a failure now may be our doing.
+			return 0, &StartError{Op: "exec", Err: err, Killed: true}
+		case err == syscall.ETXTBSY && time.Since(began) < busyFor:
+			time.Sleep(wait)
+		default:
+			return 0, &StartError{Op: "exec", Err: err}
+		}
+	}
+}
+
+// Collect takes the news: whether the start is done, whether the leader exited,
+// whether the tree is empty. It reaps what has exited, unless the tree is being
+// killed: then Strike and Reap decide when. It does not block.
+func (t *Tree) Collect(killing bool) Event {
+	var buf [8]byte
+	_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(t.news), uintptr(unsafe.Pointer(&buf[0])), 8)
+	var ev Event
+	if t.startDone.Swap(false) {
+		t.finishStart(&ev)
+	}
+	if t.childWaits.Swap(false) {
+		t.awaiting = false
+	}
+	if t.starting || killing {
+		return ev
+	}
+	t.reap(&ev, 1<<30)
+	if !ev.Empty {
+		t.await()
+	}
+	return ev
+}
+
+// finishStart looks at what became of the start.
+func (t *Tree) finishStart(ev *Event) {
+	t.starting = false
+	ev.StartDone = true
+	switch {
+	case t.startErr != nil:
+		ev.StartErr = t.startErr
+	case t.startKilled && t.neverExecuted(t.startedPID):
+		// It is dead or has SIGKILL pending, so it never will.
+		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
+	default:
+		t.leader = t.startedPID
+	}
+}
+
+// neverExecuted reports whether pid, an unreaped child, is still what it was
+// when it was forked.
+func (t *Tree) neverExecuted(pid int) bool {
+	return t.proc.stat(pid, &t.scratch) && t.scratch.flags&forkNoExec != 0
+}
+
+// StartRuledOut reports, of a start that is still under way, whether it is
+// certain that nothing was and will be executed: all there is has been struck
+// before it executed anything.
+func (t *Tree) StartRuledOut() bool {
+	if !t.starting || !t.startKilled {
+		return false
+	}
+	n := t.proc.children(t.self, t.arena)
+	for _, pid := range t.arena[:n] {
+		if !t.neverExecuted(int(pid)) {
+			return false
+		}
+	}
+	return n > 0
+}
+
+// await has the second thread tell of the next exit.
+func (t *Tree) await() {
+	if !t.awaiting && !t.starting {
+		t.awaiting = true
+		t.order(orderAwait)
+	}
+}
+
+// reap reaps at most limit children and notes the leader's exit.
+func (t *Tree) reap(ev *Event, limit int) int {
+	for n := 0; ; {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|unix.WALL, &ru)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err == syscall.ECHILD:
+			ev.Empty = true
+			return n
+		case err != nil:
+			panic("proctree: wait4: " + err.Error())
+		case pid == 0 || n >= limit:
+			return n
+		case !ws.Exited() && !ws.Signaled():
+			continue // somebody traces; a stop is no exit
+		}
+		n++
+		t.struck.forget(pid)
+		t.usage.User += time.Duration(ru.Utime.Nano())
+		t.usage.System += time.Duration(ru.Stime.Nano())
+		t.usage.MaxRSSBytes = max(t.usage.MaxRSSBytes, ru.Maxrss<<10)
+		if pid == t.leader {
+			t.leader = 0
+			exit := &outcome.Exit{Code: -1}
+			if ws.Exited() {
+				exit.Code = ws.ExitStatus()
+			} else {
+				exit.Signal, exit.CoreDumped = int(ws.Signal()), ws.CoreDump()
+			}
+			ev.Exit = exit
+		}
+	}
+}
+
+// Usage is what the reaped part of the tree has used.
+func (t *Tree) Usage() outcome.Usage { return t.usage }
+
+// Terminate sends sig to the leader alone, or to every member but the leader,
+// each followed by SIGCONT so that one that is stopped acts on it. It returns
+// how many it reached.
+func (t *Tree) Terminate(sig syscall.Signal, leader bool) int {
+	if leader {
+		if t.leader == 0 || t.politely(t.leader, -1, sig) != nil {
+			return 0
+		}
+		return 1
+	}
+	return t.walk(true, func(pid, pidfd int) bool {
+		return pid != t.leader && t.politely(pid, pidfd, sig) == nil
+	})
+}
+
+func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
+	send := func(s syscall.Signal) error {
+		if pidfd < 0 {
+			return signalChild(pid, s)
+		}
+		return signalPidfd(pidfd, s)
+	}
+	err := send(sig)
+	if err == nil {
+		t.note(pid, sig)
+		_ = send(syscall.SIGCONT) // if it is gone already, so much the better
+	}
+	return err
+}
+
+// Strike sends SIGKILL to every child of ours that lives, and reports how many
+// of them had not been struck before. below also strikes what is below them.
+// Nothing is reaped: a zombie holds its place under a task limit, so a bomb
+// cannot refill what the strike has emptied.
+func (t *Tree) Strike(below bool) (struck int) {
+	if t.starting {
+		t.cancelStart.Store(true)
+		t.startKilled = true
+	}
+	return t.walk(below, func(pid, pidfd int) bool {
+		var err error
+		if pidfd < 0 {
+			err = signalChild(pid, syscall.SIGKILL)
+		} else {
+			err = signalPidfd(pidfd, syscall.SIGKILL)
+		}
+		if err != nil {
+			return false
+		}
+		return t.note(pid, syscall.SIGKILL)
+	})
+}
+
+// Reap reaps what has died, and reports how many. It has the next death told
+// through FD if there is something left.
+func (t *Tree) Reap() (int, Event) {
+	var ev Event
+	if t.starting {
+		return 0, ev
+	}
+	n := t.reap(&ev, maxArena)
+	if !ev.Empty {
+		t.await()
+	}
+	return n, ev
+}
+
+// walk visits our own children with pidfd -1 and, if below is set, everything
+// below them with a pidfd. It counts the visits that returned true.
+//
+// Below our children nobody holds a pid for us, so a number proves nothing. A
+// process is accepted as the child of P only if a pidfd was opened for it
+// first, its stat then names P as its parent, and P still had its pid after
+// that: then the number P stood for the same process all the time.
+func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
+	own := t.ownChildren()
+	for i := range own {
+		pid := int(t.arena[i])
+		if visit(pid, -1) {
+			count++
+		}
+		if below {
+			count += t.walkBelow(pid, own, visit)
+		}
+	}
+	return count
+}
+
+func (t *Tree) walkBelow(own int, base int, visit func(pid, pidfd int) bool) (count int) {
+	if stateOf(own) != childAlive {
+		return 0 // not ours, or its children are already our own
+	}
+	t.frames = append(t.frames[:0], frame{pid: own, pidfd: -1, lo: base, hi: base + t.proc.children(own, t.arena[base:])})
+	for len(t.frames) > 0 {
+		f := &t.frames[len(t.frames)-1]
+		if f.lo == f.hi {
+			if f.pidfd >= 0 {
+				closeFD(f.pidfd)
+			}
+			t.frames = t.frames[:len(t.frames)-1]
+			continue
+		}
+		pid := int(t.arena[f.lo])
+		f.lo++
+		pidfd, err := pidfdOpen(pid)
+		if err != nil {
+			continue
+		}
+		if !t.proc.stat(pid, &t.scratch) || t.scratch.ppid != f.pid ||
+			f.pidfd >= 0 && !unreaped(f.pidfd) || f.pidfd < 0 && stateOf(f.pid) == childNone {
+			closeFD(pidfd)
+			continue
+		}
+		if visit(pid, pidfd) {
+			count++
+		}
+		if len(t.frames) == cap(t.frames) {
+			closeFD(pidfd)
+			continue
+		}
+		t.frames = append(t.frames, frame{pid: pid, pidfd: pidfd, lo: f.hi, hi: f.hi + t.proc.children(pid, t.arena[f.hi:])})
+	}
+	return count
+}
+
+// ownChildren lists our own children, zombies included, at the start of the
+// arena. Without a usable /proc every pid there can be is asked for.
+func (t *Tree) ownChildren() int {
+	if t.proc.fd >= 0 {
+		return t.proc.children(t.self, t.arena)
+	}
+	n := 0
+	for pid := 2; pid <= maxPID() && n < len(t.arena); pid++ {
+		if stateOf(pid) != childNone {
+			t.arena[n] = int32(pid)
+			n++
+		}
+	}
+	return n
+}
+
+// maxPID is the kernel's limit on a system of its default size; without /proc
+// the real one cannot be read.
+func maxPID() int { return 1 << 22 }
+
+// note notes that sig was sent to pid, and reports whether this is the first
+// SIGKILL it got.
+func (t *Tree) note(pid int, sig syscall.Signal) bool {
+	e := t.struck.at(pid)
+	if e == nil {
+		t.more++
+		return false // more than the table holds: reap, and go on
+	}
+	fresh := sig == syscall.SIGKILL && e.signal != int8(sig)
+	e.signal = int8(sig)
+	switch {
+	case e.index >= 0:
+		t.ended[e.index].signal = sig
+	case e.index == notListed:
+		if len(t.ended) == cap(t.ended) {
+			t.more++
+			e.index = tooMany
+			break
+		}
+		e.index = int16(len(t.ended))
+		t.ended = append(t.ended, record{pid: pid, signal: sig})
+		r := &t.ended[e.index]
+		if t.proc.stat(pid, &t.scratch) {
+			r.start, r.name, r.nameN = t.scratch.start, t.scratch.comm, t.scratch.commN
+		}
+	}
+	return fresh
+}
+
+// Ended lists what got a signal of ours, in the order of the first one, and how
+// many more there were.
+func (t *Tree) Ended() (list []outcome.Ended, more int) {
+	boot := bootTime()
+	for i := range t.ended {
+		r := &t.ended[i]
+		list = append(list, outcome.Ended{
+			Process:    outcome.Process{PID: r.pid, Start: startTime(boot, r.start), Name: string(r.name[:r.nameN])},
+			LastSignal: int(r.signal),
+		})
+	}
+	return list, t.more
+}
+
+// Members lists the live members of the tree, at most limit.
+func (t *Tree) Members(limit int) []Member {
+	var list []Member
+	t.walk(true, func(pid, pidfd int) bool {
+		if len(list) >= limit || pidfd < 0 && stateOf(pid) != childAlive || !t.proc.stat(pid, &t.scratch) {
+			return false
+		}
+		s := &t.scratch
+		if pidfd >= 0 && (s.state == 'Z' || s.state == 'X') {
+			return false
+		}
+		list = append(list, Member{PID: pid, Parent: s.ppid, Start: s.start, Name: s.name(), State: s.state, Leader: pid == t.leader})
+		return true
+	})
+	return list
+}
+
+// Describe is m in the words of an outcome.
+func (m Member) Describe() outcome.Process {
+	return outcome.Process{PID: m.PID, Start: startTime(bootTime(), m.Start), Name: m.Name}
+}
+
+// Survivors lists what is alive, with the reason as far as it can be told.
+func (t *Tree) Survivors() []outcome.Survivor {
+	var list []outcome.Survivor
+	own := t.ownChildren()
+	for i := range own {
+		// A zombie that only its tracer can see is dead and still there.
+		pid := int(t.arena[i])
+		if t.proc.stat(pid, &t.scratch) && t.scratch.state == 'Z' && stateOf(pid) == childAlive {
+			m := Member{PID: pid, Start: t.scratch.start, Name: t.scratch.name(), State: 'Z'}
+			list = append(list, outcome.Survivor{Process: m.Describe(), State: "Z", Reason: t.reason(m)})
+		}
+	}
+	for _, m := range t.Members(maxListed) {
+		if m.State != 'Z' {
+			list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.reason(m)})
+		}
+	}
+	return list
+}
+
+// reason says why SIGKILL has not ended m.
+func (t *Tree) reason(m Member) string {
+	var tracer, uid string
+	for line := range strings.Lines(t.statusOf(m.PID)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch key {
+		case "TracerPid":
+			tracer = strings.TrimSpace(value)
+		case "Uid":
+			uid, _, _ = strings.Cut(strings.TrimSpace(value), "\t")
+		}
+	}
+	own := strconv.Itoa(unix.Getuid())
+	switch {
+	case m.State == 'Z' && tracer != "" && tracer != "0":
+		return "traced by " + tracer
+	case uid != "" && uid != own && unix.Geteuid() != 0:
+		return "operation not permitted: it runs as uid " + uid
+	case m.State == 'D':
+		return "uninterruptible, or frozen: SIGKILL is pending"
+	}
+	return "SIGKILL has not taken effect yet"
+}
+
+func (t *Tree) statusOf(pid int) string {
+	fd := t.proc.openat(unix.O_RDONLY, pid, "/status", -1, "")
+	if fd < 0 {
+		return ""
+	}
+	defer closeFD(fd)
+	return string(t.proc.buf[:readAll(fd, t.proc.buf[:])])
+}
+
+// Holds reports whether a live member has one of the files open, which are
+// given by device and inode. One whose descriptors cannot be read counts as
+// holding: it may.
+func (t *Tree) Holds(files []FileID) bool {
+	if len(files) == 0 {
+		return false
+	}
+	for _, m := range t.Members(maxArena) {
+		if t.holds(m.PID, files) {
+			return true
+		}
+	}
+	return false
+}
+
+// FileID names an open file.
+type FileID struct{ Dev, Ino uint64 }
+
+func (t *Tree) holds(pid int, files []FileID) bool {
+	dir := t.proc.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
+	if dir < 0 {
+		return true
+	}
+	defer closeFD(dir)
+	for {
+		n, err := unix.Getdents(dir, t.proc.scan[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return err != nil
+		}
+		for b := t.proc.scan[:n]; len(b) > 0; {
+			fd, ok, rest := nextDirent(b)
+			b = rest
+			var st unix.Stat_t
+			if !ok || unix.Fstatat(dir, strconv.Itoa(fd), &st, 0) != nil {
+				continue
+			}
+			for _, f := range files {
+				if f == (FileID{uint64(st.Dev), st.Ino}) {
+					return true
+				}
+			}
+		}
+	}
+}
+
+// bootTime is when the clock that start times count from began.
+func bootTime() time.Time {
+	var up unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) != nil {
+		return time.Time{}
+	}
+	return time.Now().Add(-time.Duration(up.Nano()))
+}
+
+// startTime converts clock ticks since boot, of which Linux always reports 100
+// a second to user space.
+func startTime(boot time.Time, ticks uint64) time.Time {
+	if ticks == 0 || boot.IsZero() {
+		return time.Time{}
+	}
+	return boot.Add(time.Duration(ticks) * (time.Second / 100)).Truncate(10 * time.Millisecond)
+}
+
+// String is for messages to people.
+func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }
+
+// Leader is the leader's pid, 0 if there is none or it was reaped.
+func (t *Tree) Leader() int { return t.leader }
+
+// Signal sends sig to the leader, on the caller's behalf and outside the
+// ladder. It is no part of a stop.
+func (t *Tree) Signal(sig syscall.Signal) {
+	if t.leader != 0 {
+		_ = signalChild(t.leader, sig) // one that has exited got what it was sent
+	}
+}
+
+// ForkingThread is the thread that leaders inherit from.
+func (t *Tree) ForkingThread() int { return t.forkingTID }

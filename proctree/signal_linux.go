@@ -1,0 +1,114 @@
+package proctree
+
+import (
+	"errors"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This is the only file that sends signals. Two kinds of target are possible,
+// and neither can be a stranger: a child of ours that nobody but us reaps, so
+// that its pid cannot be given to anyone else, and a pidfd. Nothing is ever
+// sent to a group, or to a pid that means "everyone" or init.
+
+// errNotOurs refuses a pid that is not an unreaped child of this process.
+var errNotOurs = errors.New("not an unreaped child of this process")
+
+// childState is what awaitChild saw.
+type childState int
+
+const (
+	childAlive childState = iota
+	childDead             // exited, not reaped
+	childNone             // no child of ours has this pid
+)
+
+// siginfo is the part of the kernel's siginfo_t that waitid fills in, on a
+// 64-bit system: three ints, padding, then pid, uid and status.
+type siginfo struct {
+	signo, errno, code int32
+	_                  int32
+	pid                int32
+	uid                uint32
+	status             int32
+	_                  [100]byte
+}
+
+// stateOf says what pid is to us, and changes nothing.
+func stateOf(pid int) childState {
+	var info siginfo
+	for {
+		_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_PID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
+			unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno != 0:
+			return childNone
+		case int(info.pid) == pid && (info.code == cldExited || info.code == cldKilled || info.code == cldDumped):
+			return childDead
+		}
+		return childAlive
+	}
+}
+
+// The values of si_code for SIGCHLD that mean an end; the others tell of a
+// child that was stopped or continued.
+const (
+	cldExited = 1
+	cldKilled = 2
+	cldDumped = 3
+)
+
+// signalChild sends sig to pid if it is an unreaped child of this process, and
+// refuses otherwise. The numbers that /proc lists may be strangers' (it can be
+// the /proc of another pid namespace), so the kernel is asked first; between
+// the question and the signal the answer cannot change, because only the
+// calling goroutine reaps. A child that has exited is left alone.
+func signalChild(pid int, sig syscall.Signal) error {
+	if pid <= 1 || sig <= 0 {
+		panic("proctree: signal to a pid that is no single process, or no signal")
+	}
+	switch stateOf(pid) {
+	case childNone:
+		return errNotOurs
+	case childDead:
+		return syscall.ESRCH
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_KILL, uintptr(pid), uintptr(sig), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// signalPidfd sends sig to the process that fd stands for.
+func signalPidfd(fd int, sig syscall.Signal) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), uintptr(sig), 0, 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// unreaped reports whether the process that fd stands for still has its pid: it
+// is alive, or a zombie.
+func unreaped(fd int) bool {
+	_, _, errno := unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), 0, 0, 0, 0, 0)
+	return errno == 0 || errno == unix.EPERM
+}
+
+// pidfdOpen returns a pidfd for pid, close-on-exec.
+func pidfdOpen(pid int) (int, error) {
+	fd, _, errno := unix.RawSyscall(unix.SYS_PIDFD_OPEN, uintptr(pid), 0, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(fd), nil
+}
+
+// KillPidfd sends SIGKILL to the process that fd, a pidfd, stands for. It is
+// for a caller that ends a helper of its own.
+func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }

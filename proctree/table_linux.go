@@ -1,0 +1,72 @@
+package proctree
+
+// pidTable remembers which pids were signalled. It is of fixed size, because it
+// is used when memory may be short: what does not fit is told by a nil entry.
+// The zero value must be reset before use.
+type pidTable struct {
+	entries []pidEntry
+	n       int
+}
+
+type pidEntry struct {
+	pid    int32 // 0: never used; -1: forgotten
+	index  int16 // into the list of the ended; or one of these:
+	signal int8
+}
+
+const (
+	notListed = -1
+	tooMany   = -2
+)
+
+const tableSize = 1 << 14 // a power of two
+
+func (t *pidTable) reset() {
+	if t.entries == nil {
+		t.entries = make([]pidEntry, tableSize)
+	} else if t.n > 0 {
+		clear(t.entries)
+	}
+	t.n = 0
+}
+
+// at returns the entry of pid, a new one if it had none, or nil if the table is
+// full.
+func (t *pidTable) at(pid int) *pidEntry {
+	if t.entries == nil {
+		t.reset()
+	}
+	for i := hash(pid); ; i = (i + 1) % tableSize {
+		e := &t.entries[i]
+		switch e.pid {
+		case int32(pid):
+			return e
+		case 0:
+			if t.n >= tableSize*3/4 {
+				return nil
+			}
+			t.n++
+			*e = pidEntry{pid: int32(pid), index: notListed}
+			return e
+		}
+	}
+}
+
+// forget drops pid: it was reaped, and may come back as another process.
+func (t *pidTable) forget(pid int) {
+	if t.n == 0 {
+		return
+	}
+	for i := hash(pid); ; i = (i + 1) % tableSize {
+		e := &t.entries[i]
+		switch e.pid {
+		case int32(pid):
+			e.pid = -1
+			return
+		case 0:
+			return
+		}
+	}
+}
+
+func hash(pid int) int { return int(uint32(pid)*2654435769>>8) % tableSize }
