@@ -42,6 +42,7 @@ type Tree struct {
 	cancelStart  atomic.Bool
 	spec         *Spec // for that thread from the order to startDone
 	startedPID   int   // written before startDone
+	first        int   // the pid of the leader started last
 	startErr     *StartError
 	root         int // descriptor of "/"
 	forkingTID   int
@@ -55,6 +56,7 @@ type Tree struct {
 	ended   []record
 	more    int
 	arena   []int32
+	found   []target
 	frames  []frame
 	scratch stat
 }
@@ -70,7 +72,7 @@ type record struct {
 
 // frame is one level of the walk below our own children.
 type frame struct {
-	pid, pidfd int // pidfd -1: our own child
+	pid, pidfd int // pidfd -1: our own child; it belongs to found
 	lo, hi     int // its children in the arena that are still to do
 }
 
@@ -79,11 +81,17 @@ const (
 	orderAwait
 )
 
+// target is a member of the tree to be visited.
+type target struct {
+	pid, pidfd int // pidfd -1: our own child
+}
+
 // maxArena is how many children one pass can see; a tree with more is struck
-// in several passes. maxDepth bounds the walk below, which holds a descriptor
-// for each level; what is deeper falls to us when what is above has died.
+// in several passes. maxFound and maxDepth bound the walk below; what is beyond
+// falls to us when what is above has died.
 const (
 	maxArena = 1 << 16
+	maxFound = 1 << 14
 	maxDepth = 256
 )
 
@@ -95,6 +103,7 @@ func Open() (*Tree, error) {
 		self:   unix.Getpid(),
 		ended:  make([]record, 0, maxListed),
 		arena:  make([]int32, maxArena),
+		found:  make([]target, 0, maxFound),
 		frames: make([]frame, 0, maxDepth),
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -285,6 +294,7 @@ func (t *Tree) Collect(killing bool) Event {
 // finishStart looks at what became of the start.
 func (t *Tree) finishStart(ev *Event) {
 	t.starting = false
+	t.first = t.startedPID
 	ev.StartDone = true
 	switch {
 	case t.startErr != nil:
@@ -377,9 +387,19 @@ func (t *Tree) Terminate(sig syscall.Signal, leader bool) int {
 		}
 		return 1
 	}
-	return t.walk(true, func(pid, pidfd int) bool {
-		return pid != t.leader && t.politely(pid, pidfd, sig) == nil
-	})
+	// A member whose parent ends while we look for it becomes our child and is
+	// met in the next pass.
+	reached := 0
+	for range 3 {
+		n := t.walk(true, func(pid, pidfd int) bool {
+			return pid != t.leader && !t.struck.had(pid) && t.politely(pid, pidfd, sig) == nil
+		})
+		if n == 0 {
+			break
+		}
+		reached += n
+	}
+	return reached
 }
 
 func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
@@ -435,43 +455,67 @@ func (t *Tree) Reap() (int, Event) {
 }
 
 // walk visits our own children with pidfd -1 and, if below is set, everything
-// below them with a pidfd. It counts the visits that returned true.
+// below them with a pidfd; parents come before their children. It counts the
+// visits that returned true. All are found before the first is visited: one
+// that dies of its visit would take its children out of reach.
 //
 // Below our children nobody holds a pid for us, so a number proves nothing. A
 // process is accepted as the child of P only if a pidfd was opened for it
 // first, its stat then names P as its parent, and P still had its pid after
 // that: then the number P stood for the same process all the time.
+//
+// What does not fit (descriptors run out, or there are too many) is left out.
 func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	own := t.ownChildren()
+	if !below {
+		for _, pid := range t.arena[:own] {
+			if visit(int(pid), -1) {
+				count++
+			}
+		}
+		return count
+	}
+	t.found = t.found[:0]
 	for i := range own {
-		pid := int(t.arena[i])
-		if visit(pid, -1) {
+		if len(t.found) == cap(t.found) {
+			break
+		}
+		t.found = append(t.found, target{int(t.arena[i]), -1})
+		t.findBelow(int(t.arena[i]), own)
+	}
+	for _, m := range t.found {
+		if visit(m.pid, m.pidfd) {
 			count++
 		}
-		if below {
-			count += t.walkBelow(pid, own, visit)
+		if m.pidfd >= 0 {
+			closeFD(m.pidfd)
 		}
 	}
 	return count
 }
 
-func (t *Tree) walkBelow(own int, base int, visit func(pid, pidfd int) bool) (count int) {
+// findBelow adds what is below own, a child of ours, to t.found. The arena from
+// base on is free.
+func (t *Tree) findBelow(own, base int) {
 	if stateOf(own) != childAlive {
-		return 0 // not ours, or its children are already our own
+		return // not ours, or its children are already our own
 	}
 	t.frames = append(t.frames[:0], frame{pid: own, pidfd: -1, lo: base, hi: base + t.proc.children(own, t.arena[base:])})
 	for len(t.frames) > 0 {
 		f := &t.frames[len(t.frames)-1]
 		if f.lo == f.hi {
-			if f.pidfd >= 0 {
-				closeFD(f.pidfd)
-			}
 			t.frames = t.frames[:len(t.frames)-1]
 			continue
 		}
 		pid := int(t.arena[f.lo])
 		f.lo++
+		if len(t.found) == cap(t.found) {
+			return
+		}
 		pidfd, err := pidfdOpen(pid)
+		if err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM || err == unix.ENOSYS {
+			return
+		}
 		if err != nil {
 			continue
 		}
@@ -480,16 +524,11 @@ func (t *Tree) walkBelow(own int, base int, visit func(pid, pidfd int) bool) (co
 			closeFD(pidfd)
 			continue
 		}
-		if visit(pid, pidfd) {
-			count++
+		t.found = append(t.found, target{pid, pidfd})
+		if len(t.frames) < cap(t.frames) {
+			t.frames = append(t.frames, frame{pid: pid, pidfd: pidfd, lo: f.hi, hi: f.hi + t.proc.children(pid, t.arena[f.hi:])})
 		}
-		if len(t.frames) == cap(t.frames) {
-			closeFD(pidfd)
-			continue
-		}
-		t.frames = append(t.frames, frame{pid: pid, pidfd: pidfd, lo: f.hi, hi: f.hi + t.proc.children(pid, t.arena[f.hi:])})
 	}
-	return count
 }
 
 // ownChildren lists our own children, zombies included, at the start of the
@@ -498,19 +537,36 @@ func (t *Tree) ownChildren() int {
 	if t.proc.fd >= 0 {
 		return t.proc.children(t.self, t.arena)
 	}
-	n := 0
-	for pid := 2; pid <= maxPID() && n < len(t.arena); pid++ {
-		if stateOf(pid) != childNone {
-			t.arena[n] = int32(pid)
-			n++
+	// Numbers are given out upwards and start again at the end, so members
+	// have those that follow the leader's. Once some were found a long gap ends
+	// the pass; the next one begins where it is sure to find what is left.
+	n, gap := 0, 0
+	base := max(t.first, t.self)
+	for i := range maxPID {
+		pid := 2 + (base-2+i)%(maxPID-1)
+		if stateOf(pid) == childNone {
+			if gap++; n > 0 && gap > longGap {
+				break
+			}
+			continue
 		}
+		gap = 0
+		if n == len(t.arena) {
+			break
+		}
+		t.arena[n] = int32(pid)
+		n++
 	}
 	return n
 }
 
-// maxPID is the kernel's limit on a system of its default size; without /proc
-// the real one cannot be read.
-func maxPID() int { return 1 << 22 }
+// maxPID is the highest limit that a kernel can have; without /proc the real
+// one cannot be read. Asking for all of them takes seconds, for longGap of them
+// some 10 ms.
+const (
+	maxPID  = 1 << 22
+	longGap = 1 << 15
+)
 
 // note notes that sig was sent to pid, and reports whether this is the first
 // SIGKILL it got.

@@ -52,6 +52,12 @@ func (t *pidTable) at(pid int) *pidEntry {
 	}
 }
 
+// had reports whether pid was sent a signal since it was last forgotten.
+func (t *pidTable) had(pid int) bool {
+	e := t.at(pid)
+	return e != nil && e.signal != 0
+}
+
 // forget drops pid: it was reaped, and may come back as another process.
 func (t *pidTable) forget(pid int) {
 	if t.n == 0 {

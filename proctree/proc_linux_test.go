@@ -1,0 +1,147 @@
+package proctree
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// realStat is /proc/PID/stat of a process as the kernel writes it; names are
+// put into its parentheses.
+const realStat = "4711 (%) S 4242 4711 4711 0 -1 4194560 130 0 0 0 0 0 0 0 20 0 1 0 987654 2560000 220 " +
+	"18446744073709551615 94000 94010 140000 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 94020 94030 94040 14000 14010 14020 14030 0\n"
+
+func TestParseStat(t *testing.T) {
+	for _, tt := range []struct{ name, comm, want string }{
+		{"plain", "sleep", "sleep"},
+		{"empty", "", ""},
+		{"spaces", "tmux: server", "tmux: server"},
+		{"looks like the rest of the line", "x) S 1 1 (y", "x) S 1 1 (y"},
+		{"parentheses alone", "))((", "))(("},
+		{"newline", "a\nb", "a\nb"},
+		{"not UTF-8", "\xff\xfe", "\xff\xfe"},
+		{"longer than the kernel allows", "0123456789abcdefXXX", "0123456789abcdef"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var s stat
+			if !parseStat([]byte(strings.Replace(realStat, "%", tt.comm, 1)), &s) {
+				t.Fatal("not parsed")
+			}
+			if s.name() != tt.want || s.pid != 4711 || s.state != 'S' || s.ppid != 4242 || s.flags != 4194560 || s.start != 987654 {
+				t.Errorf("got %q %+v", s.name(), s)
+			}
+		})
+	}
+}
+
+func TestParseStatRefuses(t *testing.T) {
+	whole := strings.Replace(realStat, "%", "sh", 1)
+	cut := whole[:strings.Index(whole, " 987654")]
+	for name, in := range map[string]string{
+		"empty file":       "",
+		"cut in the name":  "4711 (sl",
+		"cut before start": cut,
+		"no name":          "4711 S 1 1 1",
+		"reversed":         ")4711(",
+		"letters":          strings.Replace(whole, "4242", "42x2", 1),
+		"negative":         strings.Replace(whole, "4242", "-4242", 1),
+		"overflow":         strings.Replace(whole, "987654", "99999999999999999999", 1),
+		"state too long":   strings.Replace(whole, " S ", " SS ", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s stat
+			if parseStat([]byte(in), &s) {
+				t.Errorf("parsed as %+v", s)
+			}
+		})
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	for _, comm := range []string{"sleep", "x) S 1 1 (y", "\xff", ""} {
+		f.Add([]byte(strings.Replace(realStat, "%", comm, 1)))
+	}
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s stat
+		if parseStat(b, &s) && (s.pid < 0 || s.ppid < 0 || s.commN > len(s.comm)) {
+			t.Errorf("parsed as %+v", s)
+		}
+	})
+}
+
+func FuzzNextDirent(f *testing.F) {
+	var buf [4096]byte
+	if fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY, 0); err == nil {
+		n, _ := unix.Getdents(fd, buf[:])
+		f.Add(buf[:max(n, 0)])
+		unix.Close(fd)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for rounds := 0; len(b) > 0; rounds++ {
+			if rounds > 1<<20 {
+				t.Fatal("does not come to an end")
+			}
+			_, _, b = nextDirent(b)
+		}
+	})
+}
+
+// The two ways to list children agree, also where the kernel has no children
+// files.
+func TestChildrenBothWays(t *testing.T) {
+	var p procfs
+	p.open()
+	if p.fd < 0 {
+		t.Fatal("/proc is not usable")
+	}
+	parent := os.Getppid()
+	var a, b [4096]int32
+	n := p.children(parent, a[:])
+	p.noChildren = true
+	m := p.children(parent, b[:])
+	find := func(list []int32) bool {
+		for _, pid := range list {
+			if int(pid) == os.Getpid() {
+				return true
+			}
+		}
+		return false
+	}
+	if !find(a[:n]) || !find(b[:m]) {
+		t.Errorf("we are not among the children of our parent: %v and %v", a[:n], b[:m])
+	}
+}
+
+func TestPidTable(t *testing.T) {
+	var table pidTable
+	table.reset()
+	for pid := 2; pid < 3000; pid++ {
+		table.at(pid).signal = 9
+	}
+	table.forget(1000)
+	if e := table.at(1000); e.signal != 0 || e.index != notListed {
+		t.Errorf("a forgotten pid is still known: %+v", e)
+	}
+	if e := table.at(1001); e.signal != 9 {
+		t.Errorf("a known pid was forgotten: %+v", e)
+	}
+	full := 0
+	for pid := 10000; pid < 10000+2*tableSize; pid++ {
+		if table.at(pid) == nil {
+			full++
+		}
+	}
+	if full == 0 {
+		t.Error("the table never said that it is full")
+	}
+	if e := table.at(1001); e == nil || e.signal != 9 {
+		t.Errorf("a known pid was lost when the table was full: %+v", e)
+	}
+	table.reset()
+	if e := table.at(1001); e.signal != 0 {
+		t.Errorf("reset left %+v", e)
+	}
+}

@@ -1,0 +1,469 @@
+package proctree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+// tooLong is longer than any test and ends by itself.
+const tooLong = "55"
+
+// patience bounds every wait in a role. It is no measure of speed.
+const patience = 20 * time.Second
+
+func init() {
+	roles["orphans"] = func([]string) error { return endOrphans(func(*Tree) {}) }
+	roles["no children files"] = func([]string) error { return endOrphans(func(t *Tree) { t.proc.noChildren = true }) }
+	roles["no proc"] = func([]string) error { return endOrphans(func(t *Tree) { t.proc.fd = -1 }) }
+	roles["start"] = startRole
+	roles["lease"] = leaseRole
+	roles["polite"] = politeRole
+	roles["deep"] = deepRole
+	roles["stranger"] = strangerRole
+	roles["holds"] = holdsRole
+	roles["ignored"] = ignoredRole
+	roles["storm"] = stormRole
+}
+
+// inTree runs a role in a process of its own and fails with what it says.
+func inTree(t *testing.T, role string, args ...string) {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestEndsOrphans(t *testing.T)          { inTree(t, "orphans") }
+func TestWithoutChildrenFiles(t *testing.T) { inTree(t, "no children files") }
+func TestWithoutProc(t *testing.T)          { inTree(t, "no proc") }
+func TestPoliteSignal(t *testing.T)         { inTree(t, "polite", t.TempDir()) }
+func TestStrikesBelow(t *testing.T)         { inTree(t, "deep") }
+func TestStart(t *testing.T)                { inTree(t, "start", t.TempDir()) }
+func TestHolds(t *testing.T)                { inTree(t, "holds", t.TempDir()) }
+func TestForkAndExitChains(t *testing.T)    { inTree(t, "storm") }
+func TestStartUnderALease(t *testing.T)     { inTree(t, "lease", t.TempDir()) }
+
+// The leader must not inherit what our parent ignored.
+func TestIgnoredSignals(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `trap "" TSTP TTIN TTOU USR1 PIPE RTMIN; exec "$0" "$@"`, os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=ignored")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// A process that is no child of ours is not signalled, whatever number is
+// listed for it. The stranger is our sibling, and a child of this test.
+func TestStrangerIsRefused(t *testing.T) {
+	stranger := exec.Command("sleep", tooLong)
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stranger.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("the stranger is gone: %v", err)
+		}
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	})
+	t.Run("refused", func(t *testing.T) { inTree(t, "stranger", strconv.Itoa(stranger.Process.Pid)) })
+}
+
+// held is a tree in a role, and what was seen of it.
+type held struct {
+	*Tree
+	exit     *outcome.Exit
+	empty    bool
+	started  bool
+	startErr *StartError
+}
+
+func hold() (*held, error) {
+	runtime.LockOSThread()
+	Survive()
+	t, err := Open()
+	return &held{Tree: t}, err
+}
+
+// run starts argv and waits until it was executed or not.
+func (h *held) run(files []int, argv ...string) error {
+	dir, err := unix.Open("/", unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		path = argv[0]
+	}
+	h.exit, h.empty, h.started, h.startErr = nil, false, false, nil
+	h.Start(&Spec{Path: path, Argv: argv, Env: os.Environ(), Dir: dir, Files: files})
+	err = h.until("started", func() bool { return h.started || h.startErr != nil })
+	unix.Close(dir)
+	return err
+}
+
+// until takes the tree's news until done says so.
+func (h *held) until(what string, done func() bool) error {
+	for end := time.Now().Add(patience); !done(); {
+		if time.Now().After(end) {
+			return fmt.Errorf("still not %s after %v; alive: %v", what, patience, h.Members(100))
+		}
+		fds := []unix.PollFd{{Fd: int32(h.FD()), Events: unix.POLLIN}}
+		_, _ = unix.Poll(fds, 20)
+		h.note(h.Collect(false))
+	}
+	return nil
+}
+
+func (h *held) note(ev Event) {
+	if ev.StartDone {
+		h.started, h.startErr = ev.StartErr == nil, ev.StartErr
+	}
+	if ev.Exit != nil {
+		h.exit = ev.Exit
+	}
+	h.empty = h.empty || ev.Empty
+}
+
+// kill ends the tree as the supervisor does.
+func (h *held) kill() error {
+	for end := time.Now().Add(patience); !h.empty; {
+		if time.Now().After(end) {
+			return fmt.Errorf("not empty after %v; alive: %v", patience, h.Members(100))
+		}
+		if h.Strike(false) > 0 {
+			continue
+		}
+		n, ev := h.Reap()
+		h.note(ev)
+		if n == 0 && !h.empty {
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+	return nil
+}
+
+// endOrphans ends daemons that the leader has left, and starts another tree
+// afterwards.
+func endOrphans(change func(*Tree)) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	change(h.Tree)
+	for range 2 {
+		if err := h.run(nil, "sh", "-c", `for i in 1 2 3; do setsid sh -c "trap '' TERM; sleep 0.1; sleep `+tooLong+`" & done; exit 3`); err != nil {
+			return err
+		}
+		if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
+			return err
+		}
+		if h.exit.Code != 3 || h.exit.Signal != 0 {
+			return fmt.Errorf("the leader's exit is %+v", h.exit)
+		}
+		if h.empty {
+			return errors.New("empty while three daemons live")
+		}
+		if err := h.kill(); err != nil {
+			return err
+		}
+		if list, more := h.Ended(); len(list) < 3 || more != 0 {
+			return fmt.Errorf("ended %v and %d more", list, more)
+		}
+	}
+	if _, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
+		return fmt.Errorf("wait4 says %v after Empty", err)
+	}
+	return nil
+}
+
+func startRole(args []string) error {
+	dir := args[0]
+	write := func(name, content string, mode os.FileMode) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(content), mode); err != nil {
+			panic(err)
+		}
+		return file
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	for _, tt := range []struct {
+		path string
+		want error
+	}{
+		{filepath.Join(dir, "missing"), unix.ENOENT},
+		{write("no permission", "#!/bin/sh\n", 0o644), unix.EACCES},
+		{write("no interpreter", "#!/does/not/exist\n", 0o755), unix.ENOENT},
+		{write("no shebang", "echo hi\n", 0o755), unix.ENOEXEC},
+		{dir, unix.EACCES},
+	} {
+		if err := h.run(nil, tt.path); err != nil {
+			return err
+		}
+		if h.startErr == nil || !errors.Is(h.startErr, tt.want) || h.startErr.Killed {
+			return fmt.Errorf("%s: got %v, want %v", tt.path, h.startErr, tt.want)
+		}
+		if err := h.until("empty", func() bool { return h.empty }); err != nil {
+			return err
+		}
+	}
+	return h.run(nil, "true")
+}
+
+// leaseRole starts a file that execve waits for, and strikes.
+func leaseRole(args []string) error {
+	file := filepath.Join(args[0], "leased")
+	b, err := os.ReadFile("/bin/true")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, b, 0o755); err != nil {
+		return err
+	}
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	// The signal that asks for the lease back is caught by the runtime.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return fmt.Errorf("fcntl F_SETLEASE: %w", err)
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	dir, err := unix.Open("/", unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	h.Start(&Spec{Path: file, Argv: []string{file}, Dir: dir})
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if ev := h.Collect(false); ev.StartDone {
+			return fmt.Errorf("it started under the lease: %+v", ev)
+		}
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		h.Strike(false)
+		if h.note(h.Collect(true)); h.startErr != nil || h.started {
+			break
+		}
+		if time.Now().After(end) {
+			return errors.New("the start does not come to its end")
+		}
+	}
+	if h.startErr == nil || !h.startErr.Killed {
+		return fmt.Errorf("got %+v, want a start that was killed before it executed anything", h.startErr)
+	}
+	return h.kill()
+}
+
+// politeRole signals members of every kind and checks who got what.
+func politeRole(args []string) error {
+	log := filepath.Join(args[0], "log")
+	member := func(name string) string {
+		return `sh -c 'trap "echo ` + name + ` >>` + log + `; exit" TERM; echo ready-` + name + ` >>` + log + `; while :; do sleep 0.02; done'`
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	script := member("plain") + ` & setsid ` + member("session") + ` & (` + member("orphan") + ` &); ` +
+		`trap "echo leader >>` + log + `; exit" TERM; echo ready-leader >>` + log + `; while :; do sleep 0.02; done`
+	if err := h.run(nil, "sh", "-c", script); err != nil {
+		return err
+	}
+	lines := func() []string {
+		b, _ := os.ReadFile(log)
+		return strings.Fields(string(b))
+	}
+	count := func(prefix string) int {
+		n := 0
+		for _, l := range lines() {
+			if strings.HasPrefix(l, prefix) {
+				n++
+			}
+		}
+		return n
+	}
+	if err := h.until("ready", func() bool { return count("ready-") == 4 }); err != nil {
+		return err
+	}
+	if n := h.Terminate(syscall.SIGTERM, true); n != 1 {
+		return fmt.Errorf("%d leaders", n)
+	}
+	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
+		return err
+	}
+	for _, l := range lines() {
+		if l == "plain" || l == "session" || l == "orphan" {
+			return fmt.Errorf("%s was signalled with the leader", l)
+		}
+	}
+	h.Terminate(syscall.SIGTERM, false)
+	if err := h.until("empty", func() bool { return h.empty }); err != nil {
+		return err
+	}
+	for _, who := range []string{"leader", "plain", "session", "orphan"} {
+		if n := count(who); n != 1 {
+			return fmt.Errorf("%s got SIGTERM %d times: %v", who, n, lines())
+		}
+	}
+	return nil
+}
+
+// deepRole strikes a chain from the middle up: with below, one pass reaches all
+// of it.
+func deepRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	const depth = 30
+	script := `d() { if [ $1 -gt 0 ]; then ( d $(($1-1)); : ); else sleep ` + tooLong + `; fi; }; d ` + strconv.Itoa(depth) + `; :`
+	if err := h.run(nil, "sh", "-c", script); err != nil {
+		return err
+	}
+	if err := h.until("deep", func() bool { return len(h.Members(100)) == depth+2 }); err != nil {
+		return err
+	}
+	if n := h.Strike(true); n != depth+2 {
+		return fmt.Errorf("one strike reached %d of %d", n, depth+2)
+	}
+	return h.kill()
+}
+
+func strangerRole(args []string) error {
+	pid, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	if err := h.run(nil, "sleep", tooLong); err != nil {
+		return err
+	}
+	if err := signalChild(pid, syscall.SIGKILL); err != errNotOurs {
+		return fmt.Errorf("signal to a stranger: %v", err)
+	}
+	if err := h.kill(); err != nil {
+		return err
+	}
+	list, _ := h.Ended()
+	if i := slices.IndexFunc(list, func(e outcome.Ended) bool { return e.PID == pid }); i >= 0 {
+		return fmt.Errorf("the stranger is among the ended: %v", list)
+	}
+	return nil
+}
+
+func holdsRole(args []string) error {
+	f, err := os.Create(filepath.Join(args[0], "out"))
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	id := []FileID{{uint64(st.Dev), st.Ino}}
+	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	for script, want := range map[string]bool{
+		"sleep " + tooLong + " & exit 0":                                true,
+		"sleep " + tooLong + " >/dev/null & exit 0":                     false,
+		"setsid sleep " + tooLong + " 5>&1 >/dev/null & exit 0":         true,
+		"(exec >/dev/null; sleep 0.01; exec sleep " + tooLong + ") & :": false,
+	} {
+		if err := h.run([]int{null, int(f.Fd()), null}, "sh", "-c", script); err != nil {
+			return err
+		}
+		if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
+			return err
+		}
+		// A shell takes a moment to redirect.
+		if err := h.until("holding as it should", func() bool { return h.Holds(id) == want }); err != nil {
+			return fmt.Errorf("%s: %w", script, err)
+		}
+		if err := h.kill(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ignoredRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	if err := h.run([]int{-1, int(w.Fd()), -1}, "cat", "/proc/self/status"); err != nil {
+		return err
+	}
+	w.Close()
+	buf := make([]byte, 8192)
+	n, _ := r.Read(buf)
+	for line := range strings.Lines(string(buf[:n])) {
+		if v, ok := strings.CutPrefix(line, "SigIgn:"); ok && strings.Trim(v, "0 \t\n") != "" {
+			return fmt.Errorf("the leader ignores %s", v)
+		}
+		if v, ok := strings.CutPrefix(line, "SigBlk:"); ok && strings.Trim(v, "0 \t\n") != "" {
+			return fmt.Errorf("the leader blocks %s", v)
+		}
+	}
+	return h.until("empty", func() bool { return h.empty })
+}
+
+// stormRole ends chains whose every member starts a successor in a new session
+// and exits.
+func stormRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	script := `end=$(($(date +%s)+40)); export end; export c='[ $(date +%s) -lt $end ] && setsid sh -c "$c" &'; for i in 1 2 3 4; do eval "$c"; done; sleep 0.3; exit 0`
+	if err := h.run(nil, "sh", "-c", script); err != nil {
+		return err
+	}
+	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
+		return err
+	}
+	if h.empty {
+		return errors.New("the chains ended by themselves")
+	}
+	return h.kill()
+}
