@@ -1,0 +1,539 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+// tooLong is longer than any test and ends by itself.
+const tooLong = "55"
+
+// patience bounds every wait. It is no measure of speed.
+const patience = 20 * time.Second
+
+func init() {
+	roles["changes"] = changesRole
+	roles["drops root"] = dropsRootRole
+	roles["namespaces"] = namespacesRole
+	roles["client"] = clientRole
+	roles["vandal"] = vandalRole
+}
+
+// inRole runs a role in a process of its own and fails with what it says.
+func inRole(t *testing.T, role string, args ...string) {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}
+
+func settings() Settings {
+	return Settings{ID: "test", Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
+}
+
+// runCLI runs argv on a helper of the pool and returns what it wrote, the
+// report and the helper's pid.
+func runCLI(p *Pool, s Settings, argv ...string) (string, *Done, int, error) {
+	h, err := p.Get(context.Background())
+	if err != nil {
+		return "", nil, 0, err
+	}
+	out, done, err := runOn(h, s, argv...)
+	if err == nil {
+		p.Put(h)
+	}
+	return out, done, h.pid, err
+}
+
+func runOn(h *Helper, s Settings, argv ...string) (string, *Done, error) {
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return "", nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", nil, err
+	}
+	defer r.Close()
+	dir, err := unix.Open(".", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	err = h.Run(&Request{Settings: s, Path: path, Args: argv, Env: os.Environ(), Dir: dir, Files: []int{int(w.Fd())}})
+	unix.Close(dir)
+	w.Close()
+	if err != nil {
+		return "", nil, err
+	}
+	h.Interrupt(time.Now().Add(patience))
+	defer h.Interrupt(time.Time{})
+	for {
+		ev, err := h.Next()
+		if err != nil {
+			return "", nil, err
+		}
+		if ev.Done != nil {
+			b, err := io.ReadAll(r)
+			return string(b), ev.Done, err
+		}
+	}
+}
+
+// A helper is used again, and not after the caller has changed in something
+// that the CLI would inherit: then the CLI has what a new child would have.
+func TestHelperIsNoOldSelf(t *testing.T) { inRole(t, "changes") }
+
+func changesRole([]string) error {
+	var p Pool
+	defer p.Close()
+	status := func(key string) func(string) (string, error) {
+		return func(out string) (string, error) {
+			for line := range strings.Lines(out) {
+				if v, ok := strings.CutPrefix(line, key+":"); ok {
+					return strings.TrimSpace(v), nil
+				}
+			}
+			return "", errors.New("no " + key + " in what the CLI wrote")
+		}
+	}
+	get := func() (string, int, error) {
+		out, done, pid, err := runCLI(&p, settings(), "sh", "-c", "cat /proc/self/status; echo Nice: $(nice); echo Core: $(ulimit -Hc); echo OOM: $(cat /proc/self/oom_score_adj)")
+		if err == nil && (done.Exit == nil || done.Exit.Code != 0) {
+			err = fmt.Errorf("exit %+v", done.Exit)
+		}
+		return out, pid, err
+	}
+	_, first, err := get()
+	if err != nil {
+		return err
+	}
+	if _, again, err := get(); err != nil || again != first {
+		return fmt.Errorf("without a change: helper %d after %d, %v", again, first, err)
+	}
+	old := first
+	for _, tt := range []struct {
+		key    string
+		want   string
+		change func() error
+	}{
+		{"Umask", "0027", func() error { unix.Umask(0o027); return nil }},
+		{"Nice", "5", func() error {
+			// For the process is for its main thread; a child inherits from the
+			// one that forks, so every thread is changed.
+			tasks, err := filepath.Glob("/proc/self/task/*")
+			for _, task := range tasks {
+				tid, _ := strconv.Atoi(filepath.Base(task))
+				if err := unix.Setpriority(unix.PRIO_PROCESS, tid, 5); err != nil {
+					return err
+				}
+			}
+			return err
+		}},
+		{"Core", "0", func() error { return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) }},
+		{"OOM", "321", func() error { return os.WriteFile("/proc/self/oom_score_adj", []byte("321"), 0) }},
+	} {
+		if err := tt.change(); err != nil {
+			return fmt.Errorf("change %s: %w", tt.key, err)
+		}
+		out, pid, err := get()
+		if err != nil {
+			return err
+		}
+		got, err := status(tt.key)(out)
+		if err != nil || got != tt.want {
+			return fmt.Errorf("after the change the CLI has %s %q, want %q (%v)", tt.key, got, tt.want, err)
+		}
+		if pid == old {
+			return fmt.Errorf("%s: the helper was used again", tt.key)
+		}
+		old = pid
+	}
+	return nil
+}
+
+// A caller that drops from root to another uid must not get a root CLI.
+func TestCallerDropsRoot(t *testing.T) {
+	needsRoot(t)
+	inRole(t, "drops root")
+}
+
+func dropsRootRole([]string) error {
+	var p Pool
+	defer p.Close()
+	if out, _, _, err := runCLI(&p, settings(), "id", "-u"); err != nil || strings.TrimSpace(out) != "0" {
+		return fmt.Errorf("as root: %q %v", out, err)
+	}
+	// The executable of the test may lie where nobody can go; its link works.
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(65534), syscall.Setuid(65534)); err != nil {
+		return err
+	}
+	out, _, _, err := runCLI(&p, settings(), "sh", "-c", "id -u; id -G; grep CapEff /proc/self/status")
+	if err != nil {
+		return err
+	}
+	if f := strings.Fields(out); len(f) != 4 || f[0] != "65534" || f[1] != "65534" || strings.Trim(f[3], "0") != "" {
+		return fmt.Errorf("after the drop the CLI is %q", out)
+	}
+	return nil
+}
+
+// A caller's thread in a network namespace of its own gets a CLI in it, and the
+// other threads get theirs.
+func TestThreadInItsOwnNamespace(t *testing.T) {
+	needsRoot(t)
+	inRole(t, "namespaces")
+}
+
+func namespacesRole([]string) error {
+	var p Pool
+	defer p.Close()
+	link := func() (string, error) {
+		out, _, _, err := runCLI(&p, settings(), "readlink", "/proc/self/ns/net")
+		return strings.TrimSpace(out), err
+	}
+	outside, err := link()
+	if err != nil {
+		return err
+	}
+	inside := make(chan string)
+	failed := make(chan error, 1)
+	go func() {
+		defer close(inside)
+		runtime.LockOSThread() // never unlocked: the thread is of no use to others
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			failed <- fmt.Errorf("unshare: %w", err)
+			return
+		}
+		want, err := os.Readlink("/proc/thread-self/ns/net")
+		if err != nil {
+			failed <- err
+			return
+		}
+		got, err := link()
+		if err != nil || got != want {
+			failed <- fmt.Errorf("in a namespace of its own: %q, want %q (%v)", got, want, err)
+			return
+		}
+		inside <- got
+	}()
+	in, ok := <-inside
+	if !ok {
+		return <-failed
+	}
+	again, err := link()
+	if err != nil || again != outside || again == in {
+		return fmt.Errorf("outside %q, then %q, inside %q (%v)", outside, again, in, err)
+	}
+	return nil
+}
+
+// A CLI that changes its supervisor is the last one that it served.
+func TestSupervisorThatWasChanged(t *testing.T) { inRole(t, "vandal") }
+
+func vandalRole([]string) error {
+	var p Pool
+	defer p.Close()
+	_, _, first, err := runCLI(&p, settings(), "sh", "-c", "for t in /proc/$PPID/task/*; do renice -n 7 -p ${t##*/}; done")
+	if err != nil {
+		return err
+	}
+	out, _, second, err := runCLI(&p, settings(), "nice")
+	if err != nil || second == first || strings.TrimSpace(out) != "0" {
+		return fmt.Errorf("helper %d, then %d: the next CLI has nice %q (%v)", first, second, out, err)
+	}
+	return nil
+}
+
+// clientRole is a caller that does what its argument says with a helper, for
+// tests that look at it from outside.
+func clientRole(args []string) error {
+	var p Pool
+	h, err := p.Get(context.Background())
+	if err != nil {
+		return err
+	}
+	fmt.Println(h.pid)
+	_, _, err = runOn(h, settings(), "sleep", tooLong)
+	return err
+}
+
+// rawHelper starts a helper with the test as its caller, byte by byte.
+func rawHelper(t *testing.T) (*net.UnixConn, int) {
+	t.Helper()
+	runtime.LockOSThread()
+	h, err := spawn("")
+	runtime.UnlockOSThread()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.FileConn(h.conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.conn.Close()
+	h.conn = nil
+	t.Cleanup(func() {
+		c.Close()
+		if !h.Close(patience) {
+			t.Errorf("helper %d is still there", h.pid)
+			h.Kill()
+			h.Close(patience)
+		}
+	})
+	conn := c.(*net.UnixConn)
+	if m := hear(t, conn); m.Hello == nil {
+		t.Fatalf("first word %+v", m)
+	}
+	return conn, h.pid
+}
+
+func hear(t *testing.T, c *net.UnixConn) *message {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	var head [frameHeader]byte
+	if _, err := io.ReadFull(c, head[:]); err != nil {
+		t.Fatal(err)
+	}
+	j, r, err := frameSize(head[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, j+r)
+	if _, err := io.ReadFull(c, b); err != nil {
+		t.Fatal(err)
+	}
+	m, err := decode(b[:j])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Whatever is said to an idle helper that it cannot understand, it complains
+// and ends.
+func TestHelperRefusesNonsense(t *testing.T) {
+	for name, say := range map[string][]byte{
+		"noise":                 bytes.Repeat([]byte("\xff"), 1000),
+		"no JSON":               append([]byte{0, 0, 0, 5, 0, 0, 0, 0}, "hello"...),
+		"a word of its own":     frame(t, &message{Ready: &struct{}{}}, nil),
+		"run without anything":  frame(t, &message{Run: &runMessage{}}, nil),
+		"run without directory": frame(t, &message{Run: &runMessage{Settings: Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
+		"no such signal":        frame(t, &message{Signal: &signalMessage{99}}, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, _ := rawHelper(t)
+			if _, err := c.Write(say); err != nil {
+				t.Fatal(err)
+			}
+			if m := hear(t, c); m.Failed == nil {
+				t.Errorf("answer %+v", m)
+			}
+			if n, err := c.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("after its complaint: %d bytes, %v", n, err)
+			}
+		})
+	}
+}
+
+// Nonsense during an invocation ends it: its FIFO comes to its end.
+func TestNonsenseEndsTheInvocation(t *testing.T) {
+	t.Parallel()
+	c, _ := rawHelper(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	dir, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	s := settings()
+	s.Grace = 0
+	sh, _ := exec.LookPath("sh")
+	say := frame(t, &message{Run: &runMessage{Settings: s, Args: 3}},
+		runRaw(sh, []string{"sh", "-c", "trap '' TERM; setsid sleep " + tooLong + " & sleep " + tooLong}, nil))
+	if _, _, err := c.WriteMsgUnix(say, unix.UnixRights(int(dir.Fd()), int(w.Fd())), nil); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if m := hear(t, c); m.Started == nil {
+		t.Fatalf("answer %+v", m)
+	}
+	if _, err := c.Write(bytes.Repeat([]byte{0}, 64)); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	if n, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%d bytes, %v: something still holds the pipe", n, err)
+	}
+}
+
+// A caller that is killed takes the tree with it, and the helper.
+func TestCallerIsKilled(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=client")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 32)
+	n, _ := out.Read(buf)
+	helper, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd, err := unix.PidfdOpen(helper, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 1 {
+		t.Errorf("the helper outlives its caller: %v", err)
+	}
+}
+
+// The door: a copy of this program that gives privileges serves nobody.
+func TestSetuidCopyIsNoHelper(t *testing.T) {
+	needsRoot(t)
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "curfew-door-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(t *testing.T, mode os.FileMode) (said string, code int) {
+		file := filepath.Join(dir, fmt.Sprintf("copy-%o", mode))
+		if err := os.WriteFile(file, self, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, 0o755|mode); err != nil {
+			t.Fatal(err)
+		}
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+		defer ours.Close()
+		cmd := exec.Command(file)
+		cmd.Args = []string{helperName}
+		cmd.ExtraFiles = []*os.File{theirs, theirs}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		theirs.Close()
+		_ = ours.SetReadDeadline(time.Now().Add(patience))
+		b := make([]byte, 4096)
+		n, _ := ours.Read(b)
+		ours.Close()
+		_ = cmd.Wait()
+		return string(b[:n]) + stderr.String(), cmd.ProcessState.ExitCode()
+	}
+	// SO_PEERCRED has the uid of the test, which is root's: the plain copy run
+	// by another user refuses too, and says why.
+	if said, code := start(t, 0); code != exitRefused || !strings.Contains(said, "another uid") {
+		t.Errorf("another user's copy: exit %d, %q", code, said)
+	}
+	if said, code := start(t, os.ModeSetuid); code != exitRefused || !strings.Contains(said, "setuid") {
+		t.Errorf("setuid copy: exit %d, %q", code, said)
+	}
+	if err := privileged(filepath.Join(dir, fmt.Sprintf("copy-%o", os.ModeSetuid))); err == nil {
+		t.Error("a setuid executable is taken for a helper")
+	}
+}
+
+func TestGetIsCanceled(t *testing.T) {
+	t.Parallel()
+	// An executable that never says hello.
+	file := filepath.Join(t.TempDir(), "mute")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\nexec sleep "+tooLong+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := Pool{Executable: file}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
+	if h, err := p.Get(ctx); h != nil || !errors.Is(err, cause) {
+		t.Errorf("got %v, %v", h, err)
+	}
+	if left := p.Close(); left != 0 {
+		t.Errorf("%d helpers are left", left)
+	}
+}
+
+func TestExecutableThatIsNoHelper(t *testing.T) {
+	t.Parallel()
+	p := Pool{Executable: "/bin/true"}
+	defer p.Close()
+	if h, err := p.Get(t.Context()); h != nil || !errors.Is(err, errRefused) {
+		t.Errorf("got %v, %v", h, err)
+	}
+}
+
+func TestIdleHelperEnds(t *testing.T) {
+	t.Parallel()
+	p := Pool{IdleTime: 50 * time.Millisecond}
+	_, done, pid, err := runCLI(&p, settings(), "true")
+	if err != nil || done.Cleanup.Result != outcome.Empty {
+		t.Fatalf("%+v %v", done, err)
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		// Reaped by the pool, not only dead.
+		if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("helper %d is still there", pid)
+		}
+	}
+	p.Close()
+}

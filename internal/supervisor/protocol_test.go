@@ -1,0 +1,204 @@
+package supervisor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"curfew/outcome"
+)
+
+func frame(t testing.TB, m *message, raw []byte) []byte {
+	t.Helper()
+	b, err := encode(m, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func runRaw(path string, args, env []string) []byte {
+	raw := appendString(nil, path)
+	for _, s := range append(append([]string(nil), args...), env...) {
+		raw = appendString(raw, s)
+	}
+	return raw
+}
+
+func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
+	messages := []*message{
+		{Run: &runMessage{Settings: Settings{ID: "X", Timeout: time.Second, Signal: 15, Numbers: []int{0, 2, 63}}, Args: 2, Env: 1}},
+		{Stop: &StopRequest{Cause: outcome.CauseCanceled, Signal: 2}},
+		{Done: &Done{Started: true, Exit: &outcome.Exit{Code: 3}, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}},
+		{Ready: &struct{}{}},
+	}
+	var all []byte
+	for _, m := range messages {
+		all = append(all, frame(t, m, []byte("raw \xff\x00"))...)
+	}
+	for _, size := range []int{1, 3, 7, 64, len(all)} {
+		var in inbox
+		var got []*message
+		for rest := all; len(rest) > 0; {
+			n := min(size, len(rest))
+			if err := in.add(rest[:n], nil); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+			for {
+				m, raw, _, err := in.next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m == nil {
+					break
+				}
+				if string(raw) != "raw \xff\x00" {
+					t.Errorf("raw part is %q", raw)
+				}
+				got = append(got, m)
+			}
+		}
+		if d := cmp.Diff(messages, got); d != "" {
+			t.Errorf("in pieces of %d (-want +got):\n%s", size, d)
+		}
+	}
+}
+
+// Descriptors that came early belong to the run message, however the stream was
+// cut.
+func TestInboxGivesFilesToTheRun(t *testing.T) {
+	var in inbox
+	run := frame(t, &message{Run: &runMessage{Args: 1}}, nil)
+	if err := in.add(append(frame(t, &message{Stop: &StopRequest{}}, nil), run[:5]...), []int{7}); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, files, err := in.next(); err != nil || m.Stop == nil || files != nil {
+		t.Fatalf("got %+v %v %v", m, files, err)
+	}
+	if err := in.add(run[5:], []int{8}); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, files, err := in.next(); err != nil || m.Run == nil || !cmp.Equal(files, []int{7, 8}) {
+		t.Fatalf("got %+v %v %v", m, files, err)
+	}
+}
+
+func TestInboxRefuses(t *testing.T) {
+	header := func(j, r uint32) []byte {
+		b := binary.BigEndian.AppendUint32(nil, j)
+		return binary.BigEndian.AppendUint32(b, r)
+	}
+	text := func(s string) []byte { return append(header(uint32(len(s)), 0), s...) }
+	for name, in := range map[string][]byte{
+		"no JSON part":    header(0, 5),
+		"JSON too large":  header(maxJSON+1, 0),
+		"raw too large":   header(2, maxRaw+1),
+		"all ones":        header(1<<32-1, 1<<32-1),
+		"no JSON":         text("hello"),
+		"says nothing":    text("{}"),
+		"says two things": text(`{"stop":{"cause":"canceled"},"ready":{}}`),
+		"wrong type":      text(`{"run":{"args":"many"}}`),
+		"cut off JSON":    text(`{"stop":{"cause"`),
+		"garbage after":   text(`{"ready":{}} x`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var box inbox
+			err := box.add(in, nil)
+			if err == nil {
+				_, _, _, err = box.next()
+			}
+			if !errors.Is(err, errProtocol) {
+				t.Errorf("got %v, want a violated protocol", err)
+			}
+		})
+	}
+	t.Run("descriptors without end", func(t *testing.T) {
+		var box inbox
+		if err := box.add(nil, make([]int, maxFiles+1)); !errors.Is(err, errProtocol) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestTakeRunRefuses(t *testing.T) {
+	good := func() *runMessage {
+		return &runMessage{Settings: Settings{Signal: 15, Numbers: []int{0, 1}}, Args: 1, Env: 1}
+	}
+	raw := runRaw("/bin/true", []string{"true"}, []string{"A=b"})
+	if path, args, env, err := takeRun(good(), raw, 3); err != nil || path != "/bin/true" || args[0] != "true" || env[0] != "A=b" {
+		t.Fatalf("a good one: %q %q %q %v", path, args, env, err)
+	}
+	for name, change := range map[string]func(r *runMessage) (raw []byte, files int){
+		"no arguments":         func(r *runMessage) ([]byte, int) { r.Args = 0; return raw, 3 },
+		"negative count":       func(r *runMessage) ([]byte, int) { r.Env = -1; return raw, 3 },
+		"absurd count":         func(r *runMessage) ([]byte, int) { r.Args = 1 << 40; return raw, 3 },
+		"too few descriptors":  func(r *runMessage) ([]byte, int) { return raw, 2 },
+		"too many descriptors": func(r *runMessage) ([]byte, int) { return raw, 4 },
+		"no directory":         func(r *runMessage) ([]byte, int) { return raw, 0 },
+		"number twice":         func(r *runMessage) ([]byte, int) { r.Numbers = []int{1, 1}; return raw, 3 },
+		"negative number":      func(r *runMessage) ([]byte, int) { r.Numbers = []int{-1, 1}; return raw, 3 },
+		"huge number":          func(r *runMessage) ([]byte, int) { r.Numbers = []int{1 << 40, 1}; return raw, 3 },
+		"no signal":            func(r *runMessage) ([]byte, int) { r.Signal = 0; return raw, 3 },
+		"negative time":        func(r *runMessage) ([]byte, int) { r.Grace = -1; return raw, 3 },
+		"unknown after_exit":   func(r *runMessage) ([]byte, int) { r.AfterExit = 9; return raw, 3 },
+		"raw part cut":         func(r *runMessage) ([]byte, int) { return raw[:len(raw)-1], 3 },
+		"raw part empty":       func(r *runMessage) ([]byte, int) { return nil, 3 },
+		"raw part too long":    func(r *runMessage) ([]byte, int) { return append(bytes.Clone(raw), 0), 3 },
+		"length beyond":        func(r *runMessage) ([]byte, int) { return []byte{255, 255, 255, 255, 0}, 3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := good()
+			raw, files := change(r)
+			if _, _, _, err := takeRun(r, raw, files); !errors.Is(err, errProtocol) {
+				t.Errorf("got %v, want a violated protocol", err)
+			}
+		})
+	}
+}
+
+func TestEncodeRefusesWhatCannotBeSent(t *testing.T) {
+	if _, err := encode(&message{Ready: &struct{}{}}, make([]byte, maxRaw+1)); err == nil {
+		t.Error("a raw part beyond the limit was encoded")
+	}
+	if _, err := encode(&message{Failed: &failedMessage{strings.Repeat("x", maxJSON)}}, nil); err == nil {
+		t.Error("a JSON part beyond the limit was encoded")
+	}
+}
+
+// FuzzInbox feeds what a hostile other side could send, in pieces.
+func FuzzInbox(f *testing.F) {
+	f.Add(frame(f, &message{Run: &runMessage{Settings: Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil)), uint8(3))
+	f.Add(frame(f, &message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil), uint8(200))
+	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0, '{', '}'}, uint8(1))
+	f.Fuzz(func(t *testing.T, b []byte, piece uint8) {
+		var in inbox
+		for len(b) > 0 {
+			n := min(int(piece)+1, len(b))
+			if in.add(b[:n], nil) != nil {
+				return
+			}
+			b = b[n:]
+			for {
+				m, raw, _, err := in.next()
+				if err != nil {
+					return
+				}
+				if m == nil {
+					break
+				}
+				if m.Run != nil {
+					_, args, env, err := takeRun(m.Run, raw, len(m.Run.Numbers)+1)
+					if err == nil && (len(args) != m.Run.Args || len(env) != m.Run.Env) {
+						t.Errorf("%d arguments and %d variables of %d and %d", len(args), len(env), m.Run.Args, m.Run.Env)
+					}
+				}
+			}
+		}
+	})
+}
