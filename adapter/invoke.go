@@ -164,7 +164,7 @@ func (v *invocation) stop(cause outcome.Cause, why error) {
 		v.expect(time.Now().Add(ackLimit))
 	}
 	v.mu.Unlock()
-	q := supervisor.StopRequest{Cause: cause}
+	q := supervisor.StopRequest{ID: v.id, Cause: cause}
 	var s interface{ StopSignal() syscall.Signal }
 	if errors.As(why, &s) {
 		q.Signal = int(s.StopSignal())
@@ -177,7 +177,7 @@ func (v *invocation) stop(cause outcome.Cause, why error) {
 func (v *invocation) hasten() {
 	v.stop(outcome.CauseCanceled, context.Canceled)
 	v.mu.Lock()
-	q := supervisor.StopRequest{Cause: v.asked, Kill: true}
+	q := supervisor.StopRequest{ID: v.id, Cause: v.asked, Kill: true}
 	helper, ended := v.helper, v.due.Equal(over)
 	v.mu.Unlock()
 	if helper != nil && !ended {
@@ -434,10 +434,11 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	if v.file, err = lookUp(c.Path, c.Dir, env); err != nil {
 		return nil, nil, err
 	}
-	files = &opened{}
+	open := &opened{} // a return sets files to nil before the deferred call
+	files = open
 	defer func() {
 		if err != nil {
-			files.close()
+			open.close()
 			v.closeStreams()
 		}
 	}()

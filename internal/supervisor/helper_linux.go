@@ -226,9 +226,9 @@ func (h *Helper) Interrupt(at time.Time) { _ = h.conn.SetReadDeadline(at) }
 // Stop asks for the stop ladder. It does not wait.
 func (h *Helper) Stop(q StopRequest) error { return h.tell(&message{Stop: &q}) }
 
-// Signal sends a signal to the leader.
-func (h *Helper) Signal(sig syscall.Signal) error {
-	return h.tell(&message{Signal: &signalMessage{int(sig)}})
+// Signal sends a signal to the leader of the invocation id.
+func (h *Helper) Signal(id string, sig syscall.Signal) error {
+	return h.tell(&message{Signal: &signalMessage{id, int(sig)}})
 }
 
 // sendLimit is how long a small message may take to be accepted: a helper whose
@@ -295,10 +295,7 @@ func (h *Helper) Kill() {
 // without us. It waits for the end of the process as long as limit, so that no
 // zombie stays, and reports whether it was reaped.
 func (h *Helper) Close(limit time.Duration) bool {
-	if h.conn != nil {
-		_ = h.conn.Close()
-		h.conn = nil
-	}
+	_ = h.conn.Close() // again is no harm
 	for end := time.Now().Add(limit); ; {
 		if h.reap() {
 			if h.pidfd >= 0 {

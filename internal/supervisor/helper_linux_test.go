@@ -67,11 +67,12 @@ func runCLI(p *Pool, s Settings, argv ...string) (string, *Done, int, error) {
 	if err != nil {
 		return "", nil, 0, err
 	}
+	pid := h.pid
 	out, done, err := runOn(h, s, argv...)
 	if err == nil {
 		p.Put(h)
 	}
-	return out, done, h.pid, err
+	return out, done, pid, err
 }
 
 func runOn(h *Helper, s Settings, argv ...string) (string, *Done, error) {
@@ -300,7 +301,6 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 		t.Fatal(err)
 	}
 	h.conn.Close()
-	h.conn = nil
 	t.Cleanup(func() {
 		c.Close()
 		if !h.Close(patience) {
@@ -347,7 +347,7 @@ func TestHelperRefusesNonsense(t *testing.T) {
 		"a word of its own":     frame(t, &message{Ready: &struct{}{}}, nil),
 		"run without anything":  frame(t, &message{Run: &runMessage{}}, nil),
 		"run without directory": frame(t, &message{Run: &runMessage{Settings: Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
-		"no such signal":        frame(t, &message{Signal: &signalMessage{99}}, nil),
+		"no such signal":        frame(t, &message{Signal: &signalMessage{"test", 99}}, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -536,4 +536,36 @@ func TestIdleHelperEnds(t *testing.T) {
 		}
 	}
 	p.Close()
+}
+
+// A stop that comes late, when its invocation is over and the helper serves
+// another, stops nothing.
+func TestLateStopIsNotForTheNext(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	first := settings()
+	first.ID = "first"
+	h, err := p.Get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := runOn(h, first, "true"); err != nil {
+		t.Fatal(err)
+	}
+	p.Put(h)
+	if again, err := p.Get(t.Context()); err != nil || again != h {
+		t.Fatalf("another helper, or none: %v", err)
+	}
+	second := settings()
+	second.ID = "second"
+	stop := time.AfterFunc(50*time.Millisecond, func() {
+		_ = h.Stop(StopRequest{ID: "first", Cause: outcome.CauseCanceled, Kill: true})
+	})
+	defer stop.Stop()
+	out, done, err := runOn(h, second, "sh", "-c", "sleep 0.3; echo whole")
+	if err != nil || out != "whole\n" || done.StopBegan || len(done.Cleanup.Ended) > 0 {
+		t.Errorf("wrote %q, %+v, %v", out, done, err)
+	}
+	p.Put(h)
 }

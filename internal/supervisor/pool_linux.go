@@ -76,7 +76,8 @@ func (p *Pool) Get(ctx context.Context) (*Helper, error) {
 	return h, nil
 }
 
-// take takes the helper used last that fits, and drops those that no longer do.
+// take takes the helper used last that fits. Those that do not fit end when
+// their time is over: another thread may be what they fit.
 func (p *Pool) take(now *State, noFile uint64) *Helper {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -67,7 +67,8 @@ type runMessage struct {
 }
 
 type signalMessage struct {
-	Signal int `json:"signal"`
+	ID     string `json:"id"`
+	Signal int    `json:"signal"`
 }
 
 // failedMessage is the helper's last word when it met something it cannot
@@ -109,6 +110,9 @@ type Settings struct {
 
 // StopRequest asks for the stop ladder, or shortens one that is under way.
 type StopRequest struct {
+	// ID is the invocation's. One that is over is not stopped any more, and a
+	// word that comes late must not stop the next.
+	ID    string        `json:"id"`
 	Cause outcome.Cause `json:"cause"`
 	// Signal replaces the polite signal if it is not 0 and none was sent yet.
 	Signal int `json:"signal,omitempty"`

@@ -212,7 +212,7 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		}
 		return s.begin(m.Run, raw, files)
 	case m.Stop != nil:
-		if s.run != nil && !s.run.gaveUp {
+		if s.run != nil && !s.run.gaveUp && s.run.settings.ID == m.Stop.ID {
 			s.stop(m.Stop)
 		}
 		return nil
@@ -220,7 +220,7 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		if m.Signal.Signal < 1 || m.Signal.Signal > 64 {
 			return fmt.Errorf("%w: signal %d", errProtocol, m.Signal.Signal)
 		}
-		if s.run != nil && s.run.startDone {
+		if s.run != nil && s.run.startDone && s.run.settings.ID == m.Signal.ID {
 			s.tree.Signal(syscall.Signal(m.Signal.Signal))
 		}
 		return nil
