@@ -83,7 +83,7 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 		helper.Kill()
 		v.a.pool.Discard(helper)
 		v.closeStreams()
-		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start", Path: v.cmd.Path, Err: err}})
+		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: outcome.OpExec, Path: v.cmd.Path, Err: err}})
 	}
 	files.close()
 	return v.follow(helper)

@@ -125,7 +125,12 @@ func (e *StartError) explain(goos string) (what, advice string) {
 		case "darwin":
 			limit = "all together may have at most 1 MiB; "
 		}
-		return "arguments and environment too long", limit + "pass large input on stdin or in a file"
+		what = "arguments and environment too long"
+		if e.Err != error(syscall.E2BIG) {
+			// It says which one.
+			what = strings.TrimSuffix(line(e.Err.Error()), ": "+syscall.E2BIG.Error())
+		}
+		return what, limit + "pass large input on stdin or in a file"
 	case is(syscall.ETXTBSY):
 		return "text file busy",
 			"some process has the file open for writing: close it there, or write a new file and rename it into place"

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"curfew/outcome"
@@ -281,7 +282,7 @@ type Request struct {
 }
 
 // ErrTooLarge means that a request is larger than any that could be executed.
-var ErrTooLarge = errors.New("arguments and environment are too large together")
+var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d bytes together: %w", maxRaw, syscall.E2BIG)
 
 // Event is one of the messages a running invocation brings.
 type Event struct {

@@ -1,0 +1,618 @@
+package adapter
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"curfew/outcome"
+)
+
+// tooLong is longer than any test and ends by itself.
+const tooLong = "55"
+
+// sh is a command that runs a script.
+func sh(script string) Command { return Command{Path: "sh", Args: []string{"-c", script}} }
+
+// run invokes c within a time that no test should need.
+func run(t *testing.T, a *Adapter, c Command) (outcome.Outcome, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	o, err := a.Invoke(ctx, c)
+	if (err == nil) != (o.Err == nil) || err != nil && err.Error() != o.Err.Error() {
+		t.Errorf("the error %v is not the outcome's, %v", err, o.Err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) && c.Timeout == 0 {
+		t.Fatalf("it took a minute: %v", err)
+	}
+	return o, err
+}
+
+func newAdapter(t *testing.T) *Adapter {
+	t.Helper()
+	a, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := a.Shutdown(ctx); err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+	})
+	return a
+}
+
+func isEmpty(t *testing.T, o outcome.Outcome) {
+	t.Helper()
+	if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren {
+		t.Errorf("cleanup is %+v, want empty by no_children", o.Cleanup)
+	}
+}
+
+func TestExits(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	for _, tt := range []struct {
+		name, script string
+		status       outcome.Status
+		exit         outcome.Exit
+	}{
+		{"success", "exit 0", outcome.Succeeded, outcome.Exit{}},
+		{"code", "exit 7", outcome.Failed, outcome.Exit{Code: 7}},
+		{"code of a timeout", "exit 124", outcome.Failed, outcome.Exit{Code: 124}},
+		{"code that looks like a signal", "exit 137", outcome.Failed, outcome.Exit{Code: 137}},
+		{"signal", "kill -KILL $$", outcome.Failed, outcome.Exit{Code: -1, Signal: 9}},
+		{"our signal from elsewhere", "kill -TERM $$", outcome.Failed, outcome.Exit{Code: -1, Signal: 15}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			o, err := run(t, a, sh(tt.script))
+			if o.Status != tt.status || o.Cause != outcome.CauseExit || o.Exit == nil || *o.Exit != tt.exit {
+				t.Errorf("got %s, %s, %+v", o.Status, o.Cause, o.Exit)
+			}
+			var exit *outcome.ExitError
+			if failed := tt.status == outcome.Failed; errors.As(err, &exit) != failed {
+				t.Errorf("error is %v", err)
+			}
+			isEmpty(t, o)
+		})
+	}
+}
+
+func TestNotStarted(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	dir := t.TempDir()
+	ran := filepath.Join(dir, "ran")
+	write := func(name, content string, mode os.FileMode) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(content), mode); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	busy := write("busy", "", 0o755)
+	if b, err := os.ReadFile("/bin/true"); err != nil {
+		t.Fatal(err)
+	} else if err := os.WriteFile(busy, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.OpenFile(busy, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	t.Run("cases", func(t *testing.T) {
+		for _, tt := range []struct {
+			name string
+			c    Command
+			is   error
+			says string
+		}{
+			{"missing file", Command{Path: filepath.Join(dir, "missing")}, fs.ErrNotExist, "no such file"},
+			{"missing name", Command{Path: "no-such-program-anywhere"}, exec.ErrNotFound, "PATH"},
+			{"no permission", Command{Path: write("plain", "#!/bin/sh\ntouch "+ran, 0o644)}, fs.ErrPermission, "chmod +x"},
+			{"bad interpreter", Command{Path: write("script", "#!/no/such/sh -x\ntouch "+ran, 0o755)}, fs.ErrNotExist, "/no/such/sh"},
+			{"carriage return", Command{Path: write("crlf", "#!/bin/sh\r\ntouch "+ran, 0o755)}, fs.ErrNotExist, "carriage return"},
+			{"no shebang", Command{Path: write("bare", "touch "+ran, 0o755)}, syscall.ENOEXEC, "#!/bin/sh"},
+			{"directory", Command{Path: dir}, fs.ErrPermission, ""},
+			{"missing directory", Command{Path: "touch", Args: []string{ran}, Dir: filepath.Join(dir, "nowhere")}, fs.ErrNotExist, "working directory"},
+			{"directory is a file", Command{Path: "touch", Args: []string{ran}, Dir: busy}, syscall.ENOTDIR, "not a directory"},
+			{"argument too long", Command{Path: "touch", Args: []string{ran, strings.Repeat("x", maxString)}}, syscall.E2BIG, "128 KiB"},
+			{"variable too long", Command{Path: "touch", Args: []string{ran}, Env: []string{"BIG=" + strings.Repeat("x", maxString)}}, syscall.E2BIG, "BIG"},
+			{"arguments too long together", Command{Path: "/bin/touch", Args: append([]string{ran}, strings.Split(strings.Repeat("y", 120<<10)+strings.Repeat(","+strings.Repeat("x", 120<<10), 80), ",")...)}, syscall.E2BIG, "stdin"},
+			{"more than the protocol takes", Command{Path: "/bin/touch", Args: append([]string{ran}, strings.Split(strings.Repeat(strings.Repeat("x", 100<<10)+",", 200), ",")...)}, syscall.E2BIG, "stdin"},
+			{"busy", Command{Path: busy}, syscall.ETXTBSY, "writing"},
+			{"NUL in an argument", Command{Path: "touch", Args: []string{ran, "a\x00b"}}, nil, "argument 2"},
+			{"NUL in the path", Command{Path: "a\x00b"}, nil, "NUL"},
+			{"no path", Command{}, nil, "Path is empty"},
+			{"environment without a value", Command{Path: "touch", Args: []string{ran}, Env: []string{"NAME"}}, nil, "NAME=value"},
+			{"negative timeout", Command{Path: "touch", Args: []string{ran}, Timeout: -1}, nil, "negative"},
+			{"closed file", Command{Path: "touch", Args: []string{ran}, Stdout: closedFile(t)}, os.ErrClosed, "Stdout"},
+			{"no file", Command{Path: "touch", Args: []string{ran}, Stderr: (*os.File)(nil)}, os.ErrClosed, "Stderr"},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel()
+				o, err := run(t, a, tt.c)
+				if o.Status != outcome.NotStarted || o.Cause != outcome.CauseStartFailed || o.Exit != nil || !o.Started.IsZero() {
+					t.Errorf("got %+v", o)
+				}
+				var start *outcome.StartError
+				if !errors.Is(err, outcome.ErrNotStarted) || !errors.As(err, &start) {
+					t.Errorf("error %v is no StartError", err)
+				}
+				if tt.is != nil && !errors.Is(err, tt.is) {
+					t.Errorf("error %v is not %v", err, tt.is)
+				}
+				if !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("error %q does not say %q", err, tt.says)
+				}
+				isEmpty(t, o)
+			})
+		}
+	})
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("something was executed")
+	}
+	// Writable for a moment only: it is tried again.
+	time.AfterFunc(30*time.Millisecond, func() { open.Close() })
+	if o, err := run(t, a, Command{Path: busy}); err != nil {
+		t.Errorf("busy for a moment: %s, %v", o.Status, err)
+	}
+}
+
+func closedFile(t *testing.T) *os.File {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	return f
+}
+
+func TestCanceledBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	cause := errors.New("not needed any more")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	o, err := a.Invoke(ctx, Command{Path: "touch", Args: []string{ran}})
+	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseCanceled {
+		t.Errorf("got %s, %s", o.Status, o.Cause)
+	}
+	for _, want := range []error{outcome.ErrNotStarted, context.Canceled, cause} {
+		if !errors.Is(err, want) {
+			t.Errorf("error %v is not %v", err, want)
+		}
+	}
+	ctx, cancelTimeout := context.WithTimeout(t.Context(), -1)
+	defer cancelTimeout()
+	o, err = a.Invoke(ctx, Command{Path: "touch", Args: []string{ran}})
+	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseTimeout || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %s, %s, %v", o.Status, o.Cause, err)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("it was executed")
+	}
+}
+
+func TestStopCauses(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("the user left")
+	for _, tt := range []struct {
+		name  string
+		cause outcome.Cause
+		is    []error
+		stop  func(a *Adapter, cancel context.CancelCauseFunc, c *Command) context.Context
+	}{
+		{"canceled", outcome.CauseCanceled, []error{context.Canceled, cause}, func(_ *Adapter, cancel context.CancelCauseFunc, _ *Command) context.Context {
+			time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
+			return nil
+		}},
+		{"timeout", outcome.CauseTimeout, []error{context.DeadlineExceeded}, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
+			c.Timeout = 100 * time.Millisecond
+			return nil
+		}},
+		{"deadline", outcome.CauseTimeout, []error{context.DeadlineExceeded, cause}, func(*Adapter, context.CancelCauseFunc, *Command) context.Context {
+			ctx, cancel := context.WithTimeoutCause(context.Background(), 100*time.Millisecond, cause)
+			_ = time.AfterFunc(time.Minute, cancel)
+			return ctx
+		}},
+		{"shutdown", outcome.CauseShutdown, []error{ErrShutdown}, func(a *Adapter, _ context.CancelCauseFunc, _ *Command) context.Context {
+			time.AfterFunc(100*time.Millisecond, func() { _ = a.Shutdown(context.Background()) })
+			return nil
+		}},
+		{"output limit", outcome.CauseOutputLimit, nil, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
+			c.OutputLimit = 1000
+			c.Args[1] = "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done"
+			return nil
+		}},
+		{"killed", outcome.CauseCanceled, []error{context.Canceled}, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
+			kill := make(chan struct{})
+			c.Kill = kill
+			c.Stop.Grace = time.Minute
+			time.AfterFunc(100*time.Millisecond, func() { close(kill) })
+			return nil
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			a := newAdapter(t)
+			c := sh("trap 'exit 0' TERM; sleep " + tooLong + " & wait")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			if other := tt.stop(a, cancel, &c); other != nil {
+				ctx = other
+			}
+			o, err := a.Invoke(ctx, c)
+			if o.Status != outcome.Unknown || o.Cause != tt.cause || o.Exit == nil || !o.Exit.AfterStop {
+				t.Errorf("got %s, %s, %+v", o.Status, o.Cause, o.Exit)
+			}
+			for _, want := range append(tt.is, outcome.ErrUnknown) {
+				if !errors.Is(err, want) {
+					t.Errorf("error %v is not %v", err, want)
+				}
+			}
+			isEmpty(t, o)
+		})
+	}
+}
+
+func TestShutdownRefuses(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	for range 2 {
+		if err := a.Shutdown(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o, err := a.Invoke(t.Context(), sh("exit 0"))
+	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseShutdown || !errors.Is(err, ErrShutdown) {
+		t.Errorf("got %s, %s, %v", o.Status, o.Cause, err)
+	}
+}
+
+// Output that a filter behind the leader's exit still writes is not lost, and
+// the leader's code stands.
+func TestOutputAfterTheLeader(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	o, err := run(t, a, Command{Path: "bash", Args: []string{"-c", "exec > >(sleep 0.5; cat); echo LAST; exit 7"}})
+	if string(o.Stdout) != "LAST\n" || o.Exit == nil || o.Exit.Code != 7 || o.Output.DrainIncomplete {
+		t.Errorf("got %q, %+v, %v", o.Stdout, o.Exit, err)
+	}
+	if len(o.Cleanup.Ended) > 0 {
+		t.Errorf("the filter was ended: %+v", o.Cleanup.Ended)
+	}
+	// The same with a file, where no pipe tells of the end.
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	_, err = run(t, a, Command{Path: "bash", Args: []string{"-c", "exec > >(sleep 0.3; cat); echo LAST"}, Stdout: f})
+	if b, _ := os.ReadFile(f.Name()); string(b) != "LAST\n" || err != nil {
+		t.Errorf("into a file: %q, %v", b, err)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	t.Run("ended", func(t *testing.T) {
+		t.Parallel()
+		o, err := run(t, a, Command{Path: "sh", Args: []string{"-c", "setsid sleep " + tooLong + " >/dev/null 2>&1 & exit 5"}})
+		if o.Status != outcome.Failed || o.Exit.Code != 5 || o.Cause != outcome.CauseExit || len(o.Cleanup.Ended) != 1 {
+			t.Errorf("got %s, %+v, %+v, %v", o.Status, o.Exit, o.Cleanup, err)
+		}
+		isEmpty(t, o)
+	})
+	t.Run("one that holds the output gets its time first", func(t *testing.T) {
+		t.Parallel()
+		c := sh("sleep " + tooLong + " & exit 0")
+		c.Stop.Linger = 300 * time.Millisecond
+		o, err := run(t, a, c)
+		if err != nil || o.Elapsed < c.Stop.Linger || len(o.Cleanup.Ended) != 1 {
+			t.Errorf("after %v: %+v, %v", o.Elapsed, o.Cleanup, err)
+		}
+		isEmpty(t, o)
+	})
+	t.Run("waited for", func(t *testing.T) {
+		t.Parallel()
+		c := sh("(sleep 0.4; echo late) & exit 0")
+		c.AfterExit, c.Stop.Linger = Wait, -1
+		o, err := run(t, a, c)
+		if err != nil || string(o.Stdout) != "late\n" || len(o.Cleanup.Ended) != 0 {
+			t.Errorf("got %q, %+v, %v", o.Stdout, o.Cleanup, err)
+		}
+	})
+	t.Run("waited for, and stopped", func(t *testing.T) {
+		t.Parallel()
+		// The leftover tells when the leader was reaped, so that its exit was seen.
+		c := sh("(while kill -0 $$; do sleep 0.01; done 2>/dev/null; echo reaped; sleep " + tooLong + ") & exit 0")
+		ctx, cancel := context.WithCancel(t.Context())
+		c.AfterExit, c.Stdout = Wait, onWrite(cancel)
+		o, err := a.Invoke(ctx, c)
+		if o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.AfterStop {
+			t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Exit, err)
+		}
+		isEmpty(t, o)
+	})
+	t.Run("left", func(t *testing.T) {
+		t.Parallel()
+		c := sh("sleep 1 >/dev/null 2>&1 & exit 0")
+		c.AfterExit = Leave
+		o, err := run(t, a, c)
+		if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
+			t.Fatalf("got %+v, %v", o.Cleanup, err)
+		}
+		if err := syscall.Kill(o.Cleanup.LeftAlive[0].PID, 0); err != nil {
+			t.Errorf("what was left is not alive: %v", err)
+		}
+	})
+}
+
+func TestStdin(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	t.Run("none", func(t *testing.T) {
+		t.Parallel()
+		o, err := run(t, a, sh("cat; echo end"))
+		if err != nil || string(o.Stdout) != "end\n" {
+			t.Errorf("%q, %v", o.Stdout, err)
+		}
+	})
+	t.Run("large, both ways", func(t *testing.T) {
+		t.Parallel()
+		c := Command{Path: "cat", Stdin: strings.NewReader(strings.Repeat("0123456789", 100000))}
+		var out bytes.Buffer
+		c.Stdout = &out
+		if o, err := run(t, a, c); err != nil || out.Len() != 1000000 || o.Output.StdinError != "" || o.Output.Stdout.Seen != 1000000 {
+			t.Errorf("%d bytes, %+v, %v", out.Len(), o.Output, err)
+		}
+	})
+	t.Run("not read", func(t *testing.T) {
+		t.Parallel()
+		c := sh("exit 0")
+		c.Stdin = strings.NewReader(strings.Repeat("x", 1<<20))
+		if o, err := run(t, a, c); err != nil || o.Output.StdinError == "" {
+			t.Errorf("%+v, %v", o.Output, err)
+		}
+	})
+	t.Run("a reader that never returns", func(t *testing.T) {
+		t.Parallel()
+		r, w := io.Pipe()
+		t.Cleanup(func() { w.Close() })
+		c := sh("exit 3")
+		c.Stdin = r
+		if o, _ := run(t, a, c); o.Exit == nil || o.Exit.Code != 3 || o.Output.Abandoned != 1 {
+			t.Errorf("%+v, %+v", o.Exit, o.Output)
+		}
+	})
+	t.Run("a reader that fails", func(t *testing.T) {
+		t.Parallel()
+		c := Command{Path: "cat", Stdin: io.MultiReader(strings.NewReader("some"), failingReader{})}
+		if o, err := run(t, a, c); err != nil || string(o.Stdout) != "some" || o.Output.StdinError != "no more" {
+			t.Errorf("%q, %+v, %v", o.Stdout, o.Output, err)
+		}
+	})
+	t.Run("a file", func(t *testing.T) {
+		t.Parallel()
+		f, err := os.Open("/etc/passwd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		want, _ := os.ReadFile("/etc/passwd")
+		if o, err := run(t, a, Command{Path: "cat", Stdin: f}); err != nil || !bytes.Equal(o.Stdout, want) {
+			t.Errorf("%q, %v", o.Stdout, err)
+		}
+	})
+}
+
+// onWrite is a writer that calls the function.
+type onWrite func()
+
+func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+type failingReader struct{}
+
+func (failingReader) Read([]byte) (int, error) { return 0, errors.New("no more") }
+
+type blockedWriter struct{ until chan struct{} }
+
+func (w blockedWriter) Write(p []byte) (int, error) { <-w.until; return len(p), nil }
+
+// A writer that blocks, with the pipe full behind it, holds up the CLI and not
+// the stop.
+func TestBlockedWriter(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	w := blockedWriter{make(chan struct{})}
+	defer close(w.until)
+	c := sh("while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done")
+	c.Stdout, c.Timeout = w, 200*time.Millisecond
+	c.Stop = StopPolicy{Grace: 200 * time.Millisecond, Drain: 200 * time.Millisecond}
+	began := time.Now()
+	o, err := run(t, a, c)
+	if took := time.Since(began) - c.Timeout; took > c.Stop.Bound() {
+		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
+	}
+	if o.Status != outcome.Unknown || !o.Output.DrainIncomplete || o.Output.Abandoned != 1 {
+		t.Errorf("got %s, %+v, %v", o.Status, o.Output, err)
+	}
+	isEmpty(t, o)
+}
+
+type failingWriter struct{ n int }
+
+func (w *failingWriter) Write(p []byte) (int, error) { w.n++; return 0, errors.New("disk full") }
+
+func TestWriterThatFails(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	w := &failingWriter{}
+	c := sh("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done; exit 4")
+	c.Stdout = w
+	o, _ := run(t, a, c)
+	if o.Exit == nil || o.Exit.Code != 4 || w.n != 1 || o.Output.Stdout.WriteError != "disk full" || o.Output.Stdout.Seen != 220000 {
+		t.Errorf("%+v, %d writes, %+v", o.Exit, w.n, o.Output)
+	}
+}
+
+// What is outside the tree and holds the pipe, writing or not, costs the drain
+// limit and no more; what was written is there.
+func TestStrangerHoldsTheOutput(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A process of the test's own opens the CLI's pipe through /proc.
+	stranger := exec.Command("sh", "-c", `read pid <"$0"; exec >/proc/$pid/fd/1; echo held >"$0.ready"; i=0; while [ $i -lt 1000 ]; do echo noise; sleep 0.02; i=$((i+1)); done`, fifo)
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	}()
+	// In a subshell: a shell that redirects a builtin of its own has the FIFO as
+	// its descriptor 1 for a moment.
+	c := sh("(echo $$ >" + fifo + "); while [ ! -s " + fifo + ".ready ]; do sleep 0.01; done; echo done; exit 6")
+	c.Stop.Drain = 300 * time.Millisecond
+	o, _ := run(t, a, c)
+	if o.Exit == nil || o.Exit.Code != 6 || !o.Output.DrainIncomplete || !bytes.Contains(o.Stdout, []byte("done\n")) || o.Output.Abandoned != 0 {
+		t.Errorf("%+v, %q, %+v", o.Exit, o.Stdout, o.Output)
+	}
+	isEmpty(t, o)
+}
+
+func TestHeadAndTail(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	c := sh(`printf 'begin'; i=0; while [ $i -lt 5000 ]; do printf 'é'; i=$((i+1)); done; printf 'end'; echo err >&2`)
+	c.MaxOutput = 101
+	o, err := run(t, a, c)
+	s := o.Output.Stdout
+	if err != nil || s.Seen != 5+2*5000+3 || !s.Truncated || s.Kept != int64(len(o.Stdout)) || len(o.Stdout) > 101 ||
+		!bytes.HasPrefix(o.Stdout, []byte("beginé")) || !bytes.HasSuffix(o.Stdout, []byte("éend")) {
+		t.Errorf("%q, %+v, %v", o.Stdout, s, err)
+	}
+	if strings.ToValidUTF8(string(o.Stdout), "") != string(o.Stdout) {
+		t.Errorf("a character was cut: %q", o.Stdout)
+	}
+	if string(o.Stderr) != "err\n" {
+		t.Errorf("stderr %q", o.Stderr)
+	}
+}
+
+func TestOneWriterForBoth(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	var both bytes.Buffer
+	c := sh("echo one; echo two >&2; echo three")
+	c.Stdout, c.Stderr = &both, &both
+	if _, err := run(t, a, c); err != nil || both.String() != "one\ntwo\nthree\n" {
+		t.Errorf("%q, %v", both.String(), err)
+	}
+}
+
+// The end of one invocation leaves another alone.
+func TestNeighbourIsUntouched(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	file := filepath.Join(t.TempDir(), "go")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c := sh("trap 'echo signalled' TERM HUP INT; (setsid sh -c 'while [ ! -e " + file + " ]; do sleep 0.01; done; echo escapee') & while [ ! -e " + file + " ]; do sleep 0.01; done; wait; echo leader")
+		o, err := run(t, a, c)
+		if err != nil || string(o.Stdout) != "escapee\nleader\n" {
+			t.Errorf("the neighbour: %q, %v", o.Stdout, err)
+		}
+	})
+	wg.Go(func() {
+		time.AfterFunc(200*time.Millisecond, cancel)
+		c := sh("setsid sleep " + tooLong + " & sleep " + tooLong)
+		o, err := a.Invoke(ctx, c)
+		if !errors.Is(err, outcome.ErrUnknown) {
+			t.Errorf("the one to be ended: %v", err)
+		}
+		isEmpty(t, o)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	})
+	wg.Wait()
+}
+
+// 200 runs of a CLI that ends exactly at its deadline: each outcome is
+// consistent.
+func TestEndsAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	runs := 200
+	if testing.Short() {
+		runs = 20
+	}
+	var own, unknown int
+	for i := range runs {
+		c := Command{Path: "sleep", Args: []string{"0.02"}}
+		c.Timeout = 20*time.Millisecond + time.Duration(i%40)*100*time.Microsecond
+		o, err := run(t, a, c)
+		switch {
+		case o.Status == outcome.Succeeded:
+			own++
+			if err != nil || o.Exit == nil || o.Exit.AfterStop || o.Exit.Code != 0 || len(o.Cleanup.Steps) != 0 || o.Cause != outcome.CauseExit {
+				t.Fatalf("inconsistent: %+v, %v", o, err)
+			}
+		case o.Status == outcome.Unknown && o.Cause == outcome.CauseTimeout:
+			unknown++
+			if !errors.Is(err, outcome.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || o.Exit == nil || !o.Exit.AfterStop {
+				t.Fatalf("inconsistent: %+v, %v", o, err)
+			}
+		case o.Status == outcome.NotStarted && o.Cause == outcome.CauseTimeout:
+			// On a machine under load the time can be over before the start.
+			if o.Exit != nil || !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("inconsistent: %+v, %v", o, err)
+			}
+		default:
+			t.Fatalf("got %s, %s, %v", o.Status, o.Cause, err)
+		}
+		isEmpty(t, o)
+	}
+	t.Logf("%d ended first, %d were stopped first", own, unknown)
+}
+
+func TestExampleOfACommandThatLeaks(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	c := sh(`setsid sh -c 'trap "" TERM; sleep ` + tooLong + `' & sleep ` + tooLong)
+	c.Timeout, c.Stop.Grace = 200*time.Millisecond, 300*time.Millisecond
+	o, err := run(t, a, c)
+	if o.Status != outcome.Unknown || len(o.Cleanup.Ended) < 3 {
+		t.Errorf("%s, %+v, %v", o.Status, o.Cleanup, err)
+	}
+	isEmpty(t, o)
+	if s := fmt.Sprint(o.Cleanup.Steps); !strings.Contains(s, string(outcome.StepKill)) {
+		t.Errorf("steps are %s", s)
+	}
+}
