@@ -32,7 +32,7 @@ type Options struct {
 	// "" is the running executable.
 	Supervisor string
 	// MaxIdle is how many idle helpers are kept for the next invocation, 0
-	// means 16. They end by themselves after 5 s, or in Shutdown.
+	// means 64. They end by themselves after 5 s, or in Shutdown.
 	MaxIdle int
 	// Logger, if not nil, gets one line when an invocation starts and one when
 	// it ends. Never arguments, environment, input or output.

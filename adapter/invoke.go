@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -456,7 +455,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 		ID: v.id, Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
 		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
-		IgnoreHangup: signal.Ignored(syscall.SIGHUP), IgnoreInterrupt: signal.Ignored(syscall.SIGINT),
+		IgnoreHangup: supervisor.Ignored(syscall.SIGHUP), IgnoreInterrupt: supervisor.Ignored(syscall.SIGINT),
 	}
 	if err := v.connect(q, files); err != nil {
 		return nil, nil, err

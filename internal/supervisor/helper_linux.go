@@ -36,6 +36,7 @@ type Helper struct {
 	cgroup  string // the content of its /proc/PID/cgroup, when it was started
 	known   bool   // state could be read on both sides
 	noFile  uint64
+	greeted bool
 	ready   bool // took no invocation yet, or has said so
 	expires time.Time
 }
@@ -146,7 +147,7 @@ func (h *Helper) greet(ctx context.Context) error {
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
 	}
-	h.state, h.known = m.Hello.State, m.Hello.StateKnown
+	h.state, h.known, h.greeted = m.Hello.State, m.Hello.StateKnown, true
 	return nil
 }
 

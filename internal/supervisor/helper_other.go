@@ -42,6 +42,9 @@ func (p *Pool) Put(*Helper)                          {}
 func (p *Pool) Discard(*Helper)                      {}
 func (p *Pool) Close() int                           { return 0 }
 
+// Ignored reports whether this process ignores sig.
+func Ignored(syscall.Signal) bool { return false }
+
 // Check reports whether helpers can be started from the executable at path.
 func Check(path string) error {
 	if path == "" {

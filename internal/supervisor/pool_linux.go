@@ -27,7 +27,7 @@ type Pool struct {
 // Defaults of a Pool.
 const (
 	DefaultIdleTime = 5 * time.Second
-	DefaultMaxIdle  = 16
+	DefaultMaxIdle  = 64
 )
 
 // reapLimit bounds the wait for a helper that was told to end. It has nothing
@@ -38,42 +38,52 @@ const reapLimit = time.Second
 // calling thread would inherit now. It takes an idle one if that is so, or
 // starts one. It blocks until the helper has answered.
 func (p *Pool) Get(ctx context.Context) (*Helper, error) {
+	for {
+		h, now, err := p.takeOrSpawn()
+		if err != nil {
+			return nil, err
+		}
+		if h.greeted {
+			if h.awaitReady(ctx) {
+				return h, nil
+			}
+			p.letGo(h)
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			continue // one that has ended meanwhile; each is met once
+		}
+		err = h.greet(ctx)
+		if err == nil && h.known && now != nil {
+			if what := now.Differs(&h.state); what != "" {
+				err = fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
+			}
+		}
+		if err != nil {
+			h.Kill()
+			p.letGo(h)
+			return nil, err
+		}
+		h.known = h.known && now != nil
+		return h, nil
+	}
+}
+
+// takeOrSpawn does what depends on the calling thread. The state returned is
+// nil where it cannot be read: then no helper is used twice.
+func (p *Pool) takeOrSpawn() (*Helper, *State, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	now, err := readState(0)
-	known := err == nil
-	noFile := noFileLimit()
-	for known {
-		h := p.take(&now, noFile)
-		if h == nil {
-			break
-		}
-		if h.awaitReady(ctx) {
-			return h, nil
-		}
-		p.letGo(h)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
+	if err != nil {
+		h, err := spawn(p.Executable)
+		return h, nil, err
+	}
+	if h := p.take(&now, noFileLimit()); h != nil {
+		return h, &now, nil
 	}
 	h, err := spawn(p.Executable)
-	if err != nil {
-		return nil, err
-	}
-	if err := h.greet(ctx); err != nil {
-		h.Kill()
-		p.letGo(h)
-		return nil, err
-	}
-	if known && h.known {
-		if what := now.Differs(&h.state); what != "" {
-			h.Kill()
-			p.letGo(h)
-			return nil, fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
-		}
-	}
-	h.known = h.known && known
-	return h, nil
+	return h, &now, err
 }
 
 // take takes the helper used last that fits. Those that do not fit end when

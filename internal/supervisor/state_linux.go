@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -297,4 +298,16 @@ func privileged(path string) error {
 		return errors.New("the executable has file capabilities")
 	}
 	return nil
+}
+
+// Ignored reports whether this process ignores sig. The kernel is asked, not
+// os/signal, which loses track when a signal was ignored and reset.
+func Ignored(sig syscall.Signal) bool {
+	var act struct {
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0)
+	const ignore = 1
+	return errno == 0 && act.handler == ignore
 }

@@ -1,0 +1,36 @@
+package adapter
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"curfew/fixtures"
+)
+
+// roles are what the test binary does when it is started again with roleVar
+// set: a caller of its own, whose state a test may change, or that it may kill.
+// A role returns what is wrong.
+var roles = map[string]func(args []string) error{}
+
+const roleVar = "ADAPTER_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	fixtures.Main()
+	if name := os.Getenv(roleVar); name != "" {
+		os.Unsetenv(roleVar)
+		role := roles[name]
+		if role == nil {
+			fmt.Fprintln(os.Stderr, "no such role:", name)
+			os.Exit(2)
+		}
+		if err := role(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
