@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"curfew/adapter"
+	"curfew/fixtures"
+	"curfew/outcome"
+)
+
+func TestMain(m *testing.M) {
+	leastMain()
+	fixtures.Main()
+	os.Exit(m.Run())
+}
+
+// BenchmarkInvoke runs /bin/true by turns through os/exec, with both outputs
+// collected as Invoke does it, and through a pooled Invoke. The medians and their
+// ratio are what counts.
+func BenchmarkInvoke(b *testing.B) {
+	const program = "/bin/true"
+	direct := func() error {
+		cmd := exec.Command(program)
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		return cmd.Run()
+	}
+	pooled := func() error {
+		_, err := adapter.Invoke(context.Background(), adapter.Command{Path: program})
+		return err
+	}
+	if err := pooled(); err != nil {
+		b.Fatal(err)
+	}
+	var times [2][]time.Duration
+	for b.Loop() {
+		for i, f := range []func() error{direct, pooled} {
+			began := time.Now()
+			if err := f(); err != nil {
+				b.Fatal(err)
+			}
+			times[i] = append(times[i], time.Since(began))
+		}
+	}
+	e, c := median(times[0]), median(times[1])
+	b.ReportMetric(float64(e.Microseconds()), "exec-µs")
+	b.ReportMetric(float64(c.Microseconds()), "curfew-µs")
+	b.ReportMetric(float64(c)/float64(e), "ratio")
+}
+
+// BenchmarkFirst is the first invocation of an adapter: it starts a helper.
+func BenchmarkFirst(b *testing.B) {
+	var times []time.Duration
+	for b.Loop() {
+		a, err := adapter.New(adapter.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := a.Invoke(context.Background(), adapter.Command{Path: "/bin/true"}); err != nil {
+			b.Fatal(err)
+		}
+		times = append(times, time.Since(began))
+		if err := a.Shutdown(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(median(times).Microseconds()), "first-µs")
+}
+
+// BenchmarkCancel is the time from a cancellation without grace to the proof
+// that the tree is empty, for n sleepers with a session each. By turns it
+// measures the least that this can take: a process that does nothing but kill
+// and reap the same n, which are its children and known to it.
+func BenchmarkCancel(b *testing.B) {
+	exe, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, n := range []int{1, 100, 1000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			dir := b.TempDir()
+			var times, least []time.Duration
+			for i := 0; b.Loop(); i++ {
+				o := fixtures.Options{Ready: fmt.Sprintf("%s/least%d", dir, i), For: 50 * time.Second}
+				cmd := exec.Command(exe, fixtures.Args("sessions", o, strconv.Itoa(n))...)
+				cmd.Env = append(os.Environ(), leastVar+"="+o.Ready)
+				printed, err := cmd.Output()
+				if err != nil {
+					b.Fatal(err)
+				}
+				d, err := time.ParseDuration(string(printed))
+				if err != nil {
+					b.Fatal(err)
+				}
+				least = append(least, d)
+
+				o.Ready = fmt.Sprintf("%s/ready%d", dir, i)
+				ctx, cancel := context.WithCancel(context.Background())
+				var canceled time.Time
+				go func() {
+					awaitReady(o.Ready)
+					canceled = time.Now()
+					cancel()
+				}()
+				out, _ := adapter.Invoke(ctx, adapter.Command{
+					Path: exe, Args: fixtures.Args("sessions", o, strconv.Itoa(n)), Stop: adapter.StopPolicy{Grace: -1},
+				})
+				if out.Cleanup.Result != outcome.Empty || len(out.Cleanup.Ended)+out.Cleanup.EndedMore < n {
+					b.Fatalf("%s: %+v", out.Status, out.Cleanup)
+				}
+				times = append(times, time.Since(canceled))
+			}
+			e, c := median(least), median(times)
+			b.ReportMetric(float64(e.Microseconds()), "least-µs")
+			b.ReportMetric(float64(c.Microseconds()), "curfew-µs")
+			b.ReportMetric(float64(c)/float64(e), "ratio")
+		})
+	}
+}
+
+// awaitReady waits until a tree stands, and lets it come to rest.
+func awaitReady(file string) {
+	for {
+		if _, err := os.Stat(file); err == nil {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	time.Sleep(50 * time.Millisecond)
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
