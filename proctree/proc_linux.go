@@ -241,33 +241,40 @@ func (p *procfs) taskChildren(pid, tid int, list []int32, n int) int {
 	if fd < 0 {
 		return n
 	}
+	n = p.readChildren(fd, list, n)
+	closeFD(fd)
+	return n
+}
+
+// readChildren appends what the children file fd has, from its beginning, to
+// list[n:].
+func (p *procfs) readChildren(fd int, list []int32, n int) int {
 	num, digits := 0, 0
-	for {
-		m, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&p.buf[0])), uintptr(len(p.buf)))
+	take := func() {
+		if digits > 0 && n < len(list) {
+			list[n] = int32(num)
+			n++
+		}
+		num, digits = 0, 0
+	}
+	for off := int64(0); ; {
+		m, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(&p.buf[0])), uintptr(len(p.buf)), uintptr(off), 0, 0)
 		if errno == unix.EINTR {
 			continue
 		}
 		if errno != 0 || m == 0 {
-			break
+			take()
+			return n
 		}
+		off += int64(m)
 		for _, c := range p.buf[:m] {
 			if c >= '0' && c <= '9' {
 				num, digits = num*10+int(c-'0'), digits+1
-				continue
+			} else {
+				take()
 			}
-			if digits > 0 && n < len(list) {
-				list[n] = int32(num)
-				n++
-			}
-			num, digits = 0, 0
 		}
 	}
-	closeFD(fd)
-	if digits > 0 && n < len(list) {
-		list[n] = int32(num)
-		n++
-	}
-	return n
 }
 
 // childrenByScan does the same where there are no children files.

@@ -68,4 +68,4 @@ type Member struct {
 // maxListed bounds the lists of ended and surviving processes in a report. The
 // rest is counted: a report must fit into memory that was set aside before the
 // tree could use it all up.
-const maxListed = 1024
+const maxListed = 512

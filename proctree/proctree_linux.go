@@ -46,6 +46,7 @@ type Tree struct {
 	startErr     *StartError
 	root         int // descriptor of "/"
 	forkingTID   int
+	lists        []int // descriptors of the children files of the two threads
 	startKilled  bool
 	awaiting     bool // the second thread awaits an exit
 	starting     bool
@@ -124,6 +125,11 @@ func Open() (*Tree, error) {
 	ready := make(chan struct{})
 	go t.second(ready)
 	<-ready
+	for _, tid := range []int{t.self, t.forkingTID} {
+		if fd := t.proc.openat(unix.O_RDONLY, t.self, "/task/", tid, "/children"); fd >= 0 {
+			t.lists = append(t.lists, fd)
+		}
+	}
 	return t, nil
 }
 
@@ -284,12 +290,19 @@ func (t *Tree) Collect(killing bool) Event {
 	if t.starting || killing {
 		return ev
 	}
-	t.reap(&ev, 1<<30)
-	if !ev.Empty {
+	switch n := t.reap(&ev, reapAtOnce); {
+	case ev.Empty:
+	case n == reapAtOnce:
+		wakeup(t.news) // there may be more, and the caller wants a turn
+	default:
 		t.await()
 	}
 	return ev
 }
+
+// reapAtOnce bounds how long one Collect takes: a storm of processes that exit
+// must not keep the supervisor from hearing its caller.
+const reapAtOnce = 256
 
 // finishStart looks at what became of the start.
 func (t *Tree) finishStart(ev *Event) {
@@ -340,6 +353,9 @@ func (t *Tree) await() {
 // reap reaps at most limit children and notes the leader's exit.
 func (t *Tree) reap(ev *Event, limit int) int {
 	for n := 0; ; {
+		if n >= limit {
+			return n
+		}
 		var ws syscall.WaitStatus
 		var ru syscall.Rusage
 		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|unix.WALL, &ru)
@@ -351,7 +367,7 @@ func (t *Tree) reap(ev *Event, limit int) int {
 			return n
 		case err != nil:
 			panic("proctree: wait4: " + err.Error())
-		case pid == 0 || n >= limit:
+		case pid == 0:
 			return n
 		case !ws.Exited() && !ws.Signaled():
 			continue // somebody traces; a stop is no exit
@@ -532,15 +548,25 @@ func (t *Tree) findBelow(own, base int) {
 }
 
 // ownChildren lists our own children, zombies included, at the start of the
-// arena. Without a usable /proc every pid there can be is asked for.
+// arena. Children hang on the thread that forked them and orphans on the first
+// one, so the files of these two tell of all; they are kept open, because a CLI
+// can take away our right to open any. Should they say nothing, every thread is
+// asked, and without a usable /proc the kernel is, for every pid there can be.
 func (t *Tree) ownChildren() int {
-	if t.proc.fd >= 0 {
-		return t.proc.children(t.self, t.arena)
+	n := 0
+	for _, fd := range t.lists {
+		n = t.proc.readChildren(fd, t.arena, n)
+	}
+	if n == 0 {
+		n = t.proc.children(t.self, t.arena)
+	}
+	if n > 0 {
+		return n
 	}
 	// Numbers are given out upwards and start again at the end, so members
 	// have those that follow the leader's. Once some were found a long gap ends
 	// the pass; the next one begins where it is sure to find what is left.
-	n, gap := 0, 0
+	gap := 0
 	base := max(t.first, t.self)
 	for i := range maxPID {
 		pid := 2 + (base-2+i)%(maxPID-1)
@@ -688,12 +714,17 @@ func (t *Tree) statusOf(pid int) string {
 
 // Holds reports whether a live member has one of the files open, which are
 // given by device and inode. One whose descriptors cannot be read counts as
-// holding: it may.
+// holding, since it may, and so do more members than can be looked at quickly.
 func (t *Tree) Holds(files []FileID) bool {
 	if len(files) == 0 {
 		return false
 	}
-	for _, m := range t.Members(maxArena) {
+	const quickly = 512
+	members := t.Members(quickly)
+	if len(members) == quickly {
+		return true
+	}
+	for _, m := range members {
 		if t.holds(m.PID, files) {
 			return true
 		}

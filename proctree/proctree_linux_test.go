@@ -28,8 +28,16 @@ const patience = 20 * time.Second
 
 func init() {
 	roles["orphans"] = func([]string) error { return endOrphans(func(*Tree) {}) }
-	roles["no children files"] = func([]string) error { return endOrphans(func(t *Tree) { t.proc.noChildren = true }) }
-	roles["no proc"] = func([]string) error { return endOrphans(func(t *Tree) { t.proc.fd = -1 }) }
+	roles["no children files"] = func([]string) error { return endOrphans(func(t *Tree) { t.lists, t.proc.noChildren = nil, true }) }
+	roles["no proc"] = func([]string) error { return endOrphans(func(t *Tree) { t.lists, t.proc.fd = nil, -1 }) }
+	roles["no descriptors"] = func([]string) error {
+		// As a CLI could do it to its supervisor, which then can open nothing.
+		return endOrphans(func(t *Tree) {
+			if t.first != 0 {
+				_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limitMax()})
+			}
+		})
+	}
 	roles["start"] = startRole
 	roles["lease"] = leaseRole
 	roles["polite"] = politeRole
@@ -56,6 +64,7 @@ func inTree(t *testing.T, role string, args ...string) {
 func TestEndsOrphans(t *testing.T)          { inTree(t, "orphans") }
 func TestWithoutChildrenFiles(t *testing.T) { inTree(t, "no children files") }
 func TestWithoutProc(t *testing.T)          { inTree(t, "no proc") }
+func TestWithoutDescriptors(t *testing.T)   { inTree(t, "no descriptors") }
 func TestPoliteSignal(t *testing.T)         { inTree(t, "polite", t.TempDir()) }
 func TestStrikesBelow(t *testing.T)         { inTree(t, "deep") }
 func TestStart(t *testing.T)                { inTree(t, "start", t.TempDir()) }
@@ -172,6 +181,10 @@ func endOrphans(change func(*Tree)) error {
 		return err
 	}
 	change(h.Tree)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
 	for range 2 {
 		if err := h.run(nil, "sh", "-c", `for i in 1 2 3; do setsid sh -c "trap '' TERM; sleep 0.1; sleep `+tooLong+`" & done; exit 3`); err != nil {
 			return err
@@ -185,9 +198,11 @@ func endOrphans(change func(*Tree)) error {
 		if h.empty {
 			return errors.New("empty while three daemons live")
 		}
+		change(h.Tree)
 		if err := h.kill(); err != nil {
 			return err
 		}
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) // back to what it was
 		if list, more := h.Ended(); len(list) < 3 || more != 0 {
 			return fmt.Errorf("ended %v and %d more", list, more)
 		}
@@ -196,6 +211,12 @@ func endOrphans(change func(*Tree)) error {
 		return fmt.Errorf("wait4 says %v after Empty", err)
 	}
 	return nil
+}
+
+func limitMax() uint64 {
+	var l unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
+	return l.Max
 }
 
 func startRole(args []string) error {

@@ -232,10 +232,6 @@ func (h *Helper) Signal(id string, sig syscall.Signal) error {
 	return h.tell(&message{Signal: &signalMessage{id, int(sig)}})
 }
 
-// sendLimit is how long a small message may take to be accepted: a helper whose
-// socket is full is not reading it.
-const sendLimit = 500 * time.Millisecond
-
 func (h *Helper) tell(m *message) error {
 	frame, err := encode(m, nil)
 	if err != nil {
@@ -322,6 +318,20 @@ func (h *Helper) Close(limit time.Duration) bool {
 // every child itself, or ignores SIGCHLD, has done that already.
 func (h *Helper) reap() bool {
 	for h.pid != 0 {
+		if h.pidfd >= 0 {
+			// Exact, where the caller reaps every child itself and the number
+			// is another child's by now.
+			var info unix.Siginfo
+			switch err := unix.Waitid(unix.P_PIDFD, h.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil); {
+			case err == unix.EINTR:
+				continue
+			case err == nil && info.Signo == 0:
+				return false
+			case err != unix.EINVAL: // which Linux 5.3 answers
+				h.pid = 0
+				return true
+			}
+		}
 		pid, err := unix.Wait4(h.pid, nil, unix.WNOHANG, nil)
 		switch {
 		case err == unix.EINTR:

@@ -293,3 +293,7 @@ type Event struct {
 	// ExitSeen: the leader has exited; Done has it again.
 	ExitSeen bool
 }
+
+// sendLimit is how long a message may take to be accepted: an end whose socket
+// stays full is not reading.
+const sendLimit = 500 * time.Millisecond

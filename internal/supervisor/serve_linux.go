@@ -24,6 +24,7 @@ type server struct {
 	stateOK bool
 
 	callerGone bool // the socket is at its end, or the caller is
+	hangUp     bool // a message could not be sent whole: nothing more can be
 	run        *run // nil while idle
 	served     int
 
@@ -87,7 +88,7 @@ func (s *server) step() bool {
 	if n == 3 {
 		// The caller's pidfd counts too: a forked copy of the caller can keep
 		// the socket open. /dev/null, in place of a pidfd, is always readable.
-		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD)
+		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD) || s.hangUp
 		if fds[1].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
@@ -588,20 +589,25 @@ func (s *server) makeReady() {
 	s.send(&message{Ready: &struct{}{}})
 }
 
-// send sends m to the caller. It never blocks: a caller that does not read its
-// messages is none.
+// send sends m to the caller. A caller that does not read its messages is none.
 func (s *server) send(m *message) {
 	if s.callerGone {
 		return
 	}
 	frame, err := encode(m, nil)
-	for err == nil && len(frame) > 0 {
+	for end := time.Now().Add(sendLimit); err == nil && len(frame) > 0; {
 		var n int
 		n, err = unix.SendmsgN(controlFD, frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
-		if err == unix.EINTR {
+		switch {
+		case err == unix.EINTR:
 			err = nil
-			continue
+		case err == unix.EAGAIN && time.Now().Before(end):
+			wait([]unix.PollFd{{Fd: controlFD, Events: unix.POLLOUT}}, end)
+			err = nil
 		}
 		frame = frame[max(n, 0):]
+	}
+	if err != nil {
+		s.hangUp = true
 	}
 }
