@@ -1,0 +1,8 @@
+//go:build !linux
+
+package main
+
+import "os"
+
+// hangup never tells anything here: the end of stdin is seen when it is read.
+func hangup(*os.File) <-chan struct{} { return nil }

@@ -1,0 +1,91 @@
+// Command curfew runs a command-line program and guarantees how it ends: on a
+// timeout, a signal or its own death, everything that the program started is
+// gone within a bounded time, and nothing else was touched.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"curfew/fixtures"
+)
+
+// Every subcommand has a file of its own, which has the function that makes it.
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "curfew",
+		Short: "Run a command-line program and guarantee how it ends",
+		Long: `curfew runs a command-line program and guarantees how it ends: on a timeout, a
+signal or curfew's own death, everything that the program started is gone within
+a bounded time, and nothing else was touched.`,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetVersionTemplate("curfew {{.Version}}\n")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newRunCommand(), newSelftestCommand(), newVersionCommand())
+	return root
+}
+
+func main() {
+	fixtures.Main() // for selftest, which starts this executable as its CLIs
+	os.Exit(execute())
+}
+
+// execute runs the command line and returns the exit code.
+func execute() int {
+	err := newRootCommand().Execute()
+	var code exit
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	default:
+		v := newVoice(os.Stderr)
+		v.say("%v", err)
+		v.close()
+		return exitFailed
+	}
+}
+
+// exit is an exit code about which everything is said already.
+type exit int
+
+func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "curfew", version())
+			return err
+		},
+	}
+}
+
+// version is that of the module and, for a build from a checkout, the commit.
+func version() string {
+	v, commit := "(devel)", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if info.Main.Version != "" {
+			v = info.Main.Version
+		}
+		if v == "(devel)" {
+			for _, s := range info.Settings {
+				if s.Key == "vcs.revision" {
+					commit = " " + s.Value
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("%s%s %s %s/%s", v, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// watchParent returns a channel that is closed when process ppid, our parent,
+// is gone.
+func watchParent(ppid int) <-chan struct{} {
+	// With a pidfd the number may be used again. That it was still our
+	// parent's when the pidfd was opened is seen afterwards.
+	pidfd, err := unix.PidfdOpen(ppid, 0)
+	if err != nil { // before Linux 5.3, or refused
+		return pollParent(ppid)
+	}
+	gone := make(chan struct{})
+	if os.Getppid() != ppid {
+		unix.Close(pidfd)
+		close(gone)
+		return gone
+	}
+	go func() {
+		defer close(gone)
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		for {
+			if n, _ := unix.Poll(fds, -1); n > 0 {
+				return
+			}
+		}
+	}()
+	return gone
+}
+
+// hangup returns a channel that is closed when the other end of f, a pipe or a
+// socket, is closed, whether or not all of it was read.
+func hangup(f *os.File) <-chan struct{} {
+	gone := make(chan struct{})
+	go func() {
+		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLRDHUP}}
+		for {
+			if n, err := unix.Poll(fds, -1); n > 0 {
+				close(gone)
+				return
+			} else if err != nil && err != unix.EINTR {
+				return
+			}
+		}
+	}()
+	return gone
+}

@@ -1,0 +1,329 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"curfew/adapter"
+	"curfew/outcome"
+)
+
+// runFlags are the flags of curfew run.
+type runFlags struct {
+	timeout     span
+	signal      signalFlag
+	grace       span
+	killWait    span
+	drain       span
+	linger      span
+	afterExit   *choice[adapter.AfterExit]
+	audience    *choice[adapter.Audience]
+	report      string
+	json        bool
+	maxOutput   size
+	outputLimit size
+	dir         string
+	env         variables
+	clearEnv    bool
+	withParent  bool
+	stdinEOF    span
+	onStdinEOF  bool // --stdin-eof was given; its 0 is no time at all
+}
+
+const runLong = `Run the program CLI with its arguments and, when it has ended or is stopped, see
+to it that nothing which it started is left.
+
+Its input and output are those of curfew. In a terminal (stdin, stdout and stderr
+are the same one) CLI gets a terminal of its own, which curfew passes on; what is
+typed there, Ctrl-C too, goes to CLI alone. There is no job control between the
+two: Ctrl-Z goes to CLI, and curfew itself is not suspended by it. Open
+descriptors from 3 on are passed on as well. With --output-limit the output goes
+through a pipe, with --stdin-eof the input does, and with --json there is none but
+the outcome.
+
+A time is written like 5 (seconds), 0.5, 300ms, 1m30s or 2d.
+
+The first SIGINT, SIGTERM, SIGHUP or SIGQUIT to curfew stops CLI with that signal.
+A second one, not in the same moment, kills what is left at once. SIGINT and
+SIGHUP stay ignored where curfew was started so (nohup).
+
+Exit codes, the first that applies:
+  125    used wrongly, or failed before the start
+  127    CLI was not found
+  126    CLI was found, but cannot be executed
+  122    it is not shown that nothing is left
+  128+N  curfew was told to stop by signal N
+  124    the timeout ran out
+  123    stopped for another reason (--output-limit, --with-parent, --stdin-eof)
+  128+N  CLI died by signal N
+  else   that of CLI`
+
+func newRunCommand() *cobra.Command {
+	f := &runFlags{
+		signal: 15, grace: span(3 * time.Second), killWait: span(2 * time.Second), drain: span(time.Second), linger: span(time.Second),
+		maxOutput: adapter.DefaultMaxOutput, afterExit: afterExitFlag(), audience: audienceFlag(),
+	}
+	cmd := &cobra.Command{
+		Use:                   "run [flags] -- CLI [ARG...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a program, and leave nothing of it behind",
+		Long:                  runLong,
+		Example: `  curfew run --timeout 30s -- make test
+  curfew run --with-parent --stdin-eof 2s -- some-stdio-server
+  curfew run --timeout 5 --json -- git status | jq .status`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("no program to run is given; usage: curfew run [flags] -- CLI [ARG...]")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.onStdinEOF = cmd.Flags().Changed("stdin-eof")
+			if code := f.run(args); code != 0 {
+				return exit(code)
+			}
+			return nil
+		},
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
+	})
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what follows the CLI's name is the CLI's
+	flags.SortFlags = false
+	flags.VarP(&f.timeout, "timeout", "t", "stop CLI after this time; 0 is no limit")
+	flags.VarP(&f.signal, "signal", "s", "the signal that a stop begins with: TERM, SIGTERM or 15")
+	flags.VarP(&f.grace, "grace", "g", "time between that signal and SIGKILL")
+	flags.Var(&f.killWait, "kill-wait", "how long to wait for the end after SIGKILL")
+	flags.Var(&f.drain, "drain", "how long to wait for the end of the output when all have ended")
+	flags.Var(&f.linger, "linger", "how long what is left may go on when CLI has ended by itself,\nwhile it still holds CLI's input or output")
+	flags.Var(f.afterExit, "after-exit", "what is left when CLI has ended by itself: terminate it, wait for\nit, or leave it")
+	flags.Var(f.audience, "audience", "who gets the signal: leader-first (the others after a third of the\ngrace, or when CLI has ended), everyone, or leader-only")
+	flags.StringVar(&f.report, "report", "", "write the outcome as JSON into `FILE`, which is there whole or not at all")
+	flags.BoolVar(&f.json, "json", false, "print the outcome, with the output in it, as JSON on stdout and\nnothing else")
+	flags.Var(&f.maxOutput, "max-output", "how many bytes of each stream --json keeps: 1048576, 1024K or 1M")
+	flags.Var(&f.outputLimit, "output-limit", "stop CLI when it has written more bytes than this; 0 is no limit")
+	flags.StringVar(&f.dir, "dir", "", "run CLI in the directory `DIR`")
+	flags.Var(&f.env, "env", "set a variable in CLI's environment; can be repeated")
+	flags.BoolVar(&f.clearEnv, "clear-env", false, "begin with an empty environment")
+	flags.BoolVar(&f.withParent, "with-parent", false, "stop when the process that started curfew is gone")
+	flags.Var(&f.stdinEOF, "stdin-eof", "when stdin ends, give CLI this time to end by itself, then stop it")
+	return cmd
+}
+
+// run runs the CLI and returns the exit code.
+func (f *runFlags) run(argv []string) int {
+	v := newVoice(os.Stderr)
+	defer v.close()
+	var rep *report
+	if f.report != "" {
+		var err error
+		if rep, err = newReport(f.report); err != nil {
+			v.say("%v", err)
+			return exitFailed
+		}
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	sigs := catchSignals(cancel, v)
+	stop := func(cause error) {
+		v.say("stopping: %v", cause)
+		cancel(cause)
+	}
+	if f.withParent {
+		gone, err := followParent()
+		if err != nil {
+			v.say("%v", err)
+			return exitFailed
+		}
+		select {
+		case <-gone: // before the start
+			stop(errParentGone)
+		default:
+			go func() {
+				<-gone
+				stop(errParentGone)
+			}()
+		}
+	}
+
+	c := f.command(argv)
+	c.Kill = sigs.kill
+	term := f.connect(&c, v, stop, sigs.hangUp)
+	if term != nil {
+		defer term.restore()
+	}
+	a, err := adapter.New(adapter.Options{})
+	if err != nil {
+		v.say("%v", err)
+		return exitFailed
+	}
+	o, _ := a.Invoke(ctx, c)
+	if term != nil {
+		term.close(time.Duration(f.drain))
+	}
+	v.tell(o)
+	if rep != nil {
+		if err := rep.write(o); err != nil {
+			v.say("%v", err)
+		}
+	}
+	if f.json {
+		if err := printJSON(o, sigs.again); err != nil {
+			v.say("%v", err)
+		}
+	}
+	release(a)
+	return exitCode(o, sigs.signal())
+}
+
+// release lets the helper end before we do, so that whoever waits for us finds
+// nothing left.
+func release(a *adapter.Adapter) {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseLimit)
+	defer cancel()
+	_ = a.Shutdown(ctx) // one with survivors goes on without us
+}
+
+const releaseLimit = time.Second
+
+// command is what is run, but for its descriptors.
+func (f *runFlags) command(argv []string) adapter.Command {
+	c := adapter.Command{
+		Path: argv[0], Args: argv[1:], Dir: f.dir, Timeout: time.Duration(f.timeout),
+		AfterExit: f.afterExit.value, MaxOutput: int64(f.maxOutput), OutputLimit: int64(f.outputLimit),
+		Stop: adapter.StopPolicy{
+			Signal: syscall.Signal(f.signal), Grace: f.grace.wait(), KillWait: f.killWait.wait(), Drain: f.drain.wait(),
+			Linger: f.linger.wait(), Audience: f.audience.value,
+		},
+		ExtraFiles: inherited,
+	}
+	if f.maxOutput == 0 {
+		c.MaxOutput = -1
+	}
+	switch {
+	case f.clearEnv:
+		c.Env = append([]string{}, f.env...)
+	case len(f.env) > 0:
+		c.Env = os.Environ()
+		if f.dir != "" {
+			if dir, err := filepath.Abs(f.dir); err == nil {
+				c.Env = append(c.Env, "PWD="+dir)
+			}
+		}
+		c.Env = append(c.Env, f.env...)
+	}
+	return c
+}
+
+// connect gives the CLI its input and output. The terminal, if there is one,
+// belongs to the caller.
+func (f *runFlags) connect(c *adapter.Command, v *voice, stop func(error), hangUp func()) *terminal {
+	if !f.json && !f.onStdinEOF && f.outputLimit == 0 && onTerminal() {
+		term, err := openTerminal(v, hangUp)
+		if err == nil {
+			c.Terminal = term.cli
+			return term
+		}
+		v.say("no terminal for the CLI: %v", err)
+	}
+	switch {
+	case f.onStdinEOF:
+		in := newInput(os.Stdin)
+		go in.stopAfterEnd(time.Duration(f.stdinEOF), hangup(os.Stdin), stop)
+		c.Stdin = in
+	case isTerminal(os.Stdin) && inBackground():
+		// The CLI, in a session of its own, would not be stopped as we would,
+		// but take what is typed for the shell.
+	default:
+		c.Stdin = os.Stdin
+	}
+	switch {
+	case f.json: // kept for the outcome
+	case f.outputLimit > 0:
+		c.Stdout, c.Stderr = &through{os.Stdout}, &through{os.Stderr}
+		if sameFile(os.Stdout, os.Stderr) {
+			c.Stderr = c.Stdout // one pipe, so that the order is kept
+		}
+	default:
+		c.Stdout, c.Stderr = os.Stdout, os.Stderr
+	}
+	return nil
+}
+
+// through hides that it is a file, which would go to the CLI uncounted.
+type through struct{ io.Writer }
+
+func sameFile(a, b *os.File) bool {
+	one, err := a.Stat()
+	if err != nil {
+		return false
+	}
+	other, err := b.Stat()
+	return err == nil && os.SameFile(one, other)
+}
+
+// tell says what the exit code does not: why the CLI could not be started, that
+// it was stopped, what was ended, and what is not known.
+func (v *voice) tell(o outcome.Outcome) {
+	switch {
+	case o.Status == outcome.Succeeded:
+	case o.Status == outcome.Failed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]):
+	default:
+		v.say("%v", o.Err)
+	}
+	c := o.Cleanup
+	if n := len(c.Ended) + c.EndedMore; n > 0 {
+		v.say("ended %s", list(n, c.Ended, func(e outcome.Ended) string {
+			return fmt.Sprintf("%s (%s)", processName(e.Process), outcome.SignalName(e.LastSignal))
+		}))
+	}
+	for _, s := range c.Survivors {
+		v.say("still alive: %s: %s", processName(s.Process), s.Reason)
+	}
+	if n := len(c.LeftAlive); n > 0 {
+		v.say("left alive %s", list(n, c.LeftAlive, processName))
+	}
+	if n := len(c.Suspects); n > 0 {
+		v.say("perhaps left, and not touched: %s", list(n, c.Suspects, processName))
+	}
+	if c.Result == outcome.Unverified {
+		v.say("it could not be verified that nothing is left")
+	}
+	if o.Output.DrainIncomplete {
+		v.say("the end of the output may be missing")
+	}
+}
+
+// quietDeath are the signals that shells say nothing about either: Ctrl-C, and a
+// reader that has had enough.
+var quietDeath = map[int]bool{2: true, 13: true}
+
+func processName(p outcome.Process) string { return fmt.Sprintf("%q %d", p.Name, p.PID) }
+
+// list names some of n processes in a line.
+func list[T any](n int, some []T, name func(T) string) string {
+	const most = 6
+	var names []string
+	for _, p := range some[:min(len(some), most)] {
+		names = append(names, name(p))
+	}
+	plural := "es"
+	if n == 1 {
+		plural = ""
+	}
+	s := fmt.Sprintf("%d process%s: %s", n, plural, strings.Join(names, ", "))
+	if more := n - len(names); more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"curfew/adapter"
+	"curfew/fixtures"
+	"curfew/outcome"
+)
+
+func newSelftestCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "selftest [BEHAVIOUR...]",
+		Short: "Run CLIs that misbehave on purpose, and show how they end on this machine",
+		Long: `selftest runs one misbehaving program after another on this machine, ends it, and
+prints a line for each: how it ended, how long that took, and what shows that
+nothing is left. Each process of such a program beats in a file every few
+milliseconds and holds a FIFO; afterwards the heartbeat must have stopped and the
+FIFO must be at its end. A canary beside them must never get a signal.
+
+Without arguments all behaviours are run. The exit code is 1 if one was not
+shown.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			list, err := chosen(args)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			ok, err := selftest(ctx, cmd.OutOrStdout(), list)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return exit(1) // the table says what was not
+			}
+			return nil
+		},
+	}
+}
+
+// chosen returns the fixtures with the given names, or all that can be run
+// here.
+func chosen(names []string) ([]fixtures.Fixture, error) {
+	var list []fixtures.Fixture
+	for _, name := range names {
+		f, ok := fixtures.Find(name)
+		if !ok {
+			return nil, fmt.Errorf("selftest: no such behaviour: %s (without arguments all of them are run and named)", name)
+		}
+		if f.NeedsTaskLimit {
+			return nil, fmt.Errorf("selftest: %s takes every process that there can be; it is run by the tests, below a limit", name)
+		}
+		list = append(list, f)
+	}
+	if len(names) > 0 {
+		return list, nil
+	}
+	for _, f := range fixtures.All() {
+		if !f.NeedsTaskLimit && (!f.LinuxOnly || runtime.GOOS == "linux") {
+			list = append(list, f)
+		}
+	}
+	return list, nil
+}
+
+// shown is what one behaviour came to.
+type shown struct {
+	fixture fixtures.Fixture
+	outcome outcome.Outcome
+	took    time.Duration // from the stop, or from the leader's own end
+	proofs  []string
+	problem string
+}
+
+func selftest(ctx context.Context, w io.Writer, list []fixtures.Fixture) (ok bool, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return false, fmt.Errorf("selftest: find our executable: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "curfew-selftest-")
+	if err != nil {
+		return false, fmt.Errorf("selftest: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	a, err := adapter.New(adapter.Options{})
+	if err != nil {
+		return false, err
+	}
+	defer a.Shutdown(context.WithoutCancel(ctx))
+	canary, err := fixtures.StartCanary(exe, dir)
+	if err != nil {
+		return false, fmt.Errorf("selftest: start canary: %w", err)
+	}
+	defer canary.Stop()
+
+	fmt.Fprintf(w, "curfew on %s/%s: each behaviour is ended after it has come to life\n\n", runtime.GOOS, runtime.GOARCH)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "BEHAVIOUR\tWHAT IT DOES\tOUTCOME\tENDED\tIN\tSHOWN BY")
+	ok = true
+	began := time.Now()
+	for _, f := range list {
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+		s := show(ctx, a, exe, dir, f)
+		if err := canary.Check(); err != nil && s.problem == "" {
+			s.problem = "the canary: " + err.Error()
+		}
+		verdict := strings.Join(s.proofs, ", ")
+		if s.problem != "" {
+			ok = false
+			verdict = "NOT SHOWN: " + s.problem
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d ms\t%s\n", f.Name, brief(f.Doc), s.outcome.Status,
+			len(s.outcome.Cleanup.Ended)+s.outcome.Cleanup.EndedMore, s.took.Milliseconds(), verdict)
+	}
+	if err := table.Flush(); err != nil {
+		return false, fmt.Errorf("selftest: print: %w", err)
+	}
+	fmt.Fprintf(w, "\n%d behaviours in %.1f s; the canary beside them got no signal: %v\n", len(list), time.Since(began).Seconds(), canary.Check() == nil)
+	return ok, nil
+}
+
+// brief shortens a description to what fits into a table.
+func brief(s string) string {
+	const most = 50
+	if r := []rune(s); len(r) > most {
+		return string(r[:most-1]) + "…"
+	}
+	return s
+}
+
+// The patience of show: how long a fixture may take to come to life, and how
+// long a process that had outlived its end would take to beat again. They bound
+// the wait and decide nothing else.
+const (
+	aliveWithin = 20 * time.Second
+	beatWithin  = 300 * time.Millisecond
+)
+
+// show runs one fixture and looks for what is left of it.
+func show(ctx context.Context, a *adapter.Adapter, exe, base string, f fixtures.Fixture) (s shown) {
+	s.fixture = f
+	fail := func(format string, args ...any) shown {
+		if s.problem == "" {
+			s.problem = fmt.Sprintf(format, args...)
+		}
+		return s
+	}
+	dir, err := os.MkdirTemp(base, f.Name+"-")
+	if err != nil {
+		return fail("%v", err)
+	}
+	p, err := fixtures.NewProbe(dir)
+	if err != nil {
+		return fail("%v", err)
+	}
+	defer p.Close()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stopped := make(chan time.Time, 1)
+	if !f.EndsByItself {
+		go func() {
+			alive, done := context.WithTimeout(ctx, aliveWithin)
+			defer done()
+			_ = p.AwaitReady(alive) // if it never does, it is ended all the same
+			stopped <- time.Now()
+			cancel()
+		}()
+	}
+	c := adapter.Command{Path: exe, Args: fixtures.Args(f.Name, p.Options())}
+	c.Stop.Grace = 500 * time.Millisecond
+	var bound time.Duration
+	s.outcome, _ = a.Invoke(ctx, c)
+	now := time.Now()
+	bound = c.Stop.Bound()
+	select {
+	case at := <-stopped:
+		s.took = now.Sub(at)
+		if s.took > bound {
+			return fail("returned after %v, the bound is %v", s.took, bound)
+		}
+	default:
+		s.took = s.outcome.Elapsed
+	}
+
+	o := s.outcome
+	switch {
+	case f.EndsByItself && (o.Exit == nil || o.Exit.Code != f.ExitCode || o.Exit.AfterStop):
+		return fail("%v, want exit code %d", o.Err, f.ExitCode)
+	case !f.EndsByItself && !f.KillsParent && o.Status != outcome.Unknown:
+		return fail("%s after a stop: %v", o.Status, o.Err)
+	case o.Cleanup.HelperLost && !f.KillsParent:
+		return fail("the supervisor was lost: %v", o.Err)
+	case o.Cleanup.Result == outcome.Survivors:
+		return fail("alive: %v", o.Cleanup.Survivors)
+	}
+	switch {
+	case o.Cleanup.Proof != outcome.NoProof:
+		s.proofs = append(s.proofs, string(o.Cleanup.Proof))
+	case o.Cleanup.HelperLost:
+		s.proofs = append(s.proofs, "supervisor killed, tree swept")
+	}
+	// One that ends at once may do so before its first beat.
+	if f.KeepsHeartbeat && !(f.EndsByItself && p.Beats() == 0) {
+		if p.Beats() == 0 {
+			return fail("it never had a heartbeat")
+		}
+		if p.Beating(beatWithin) {
+			return fail("its heart still beats")
+		}
+		s.proofs = append(s.proofs, "heartbeat stopped")
+	}
+	if f.HoldsFIFO {
+		if eof, err := p.FIFOEOF(aliveWithin); err != nil || !eof {
+			return fail("its FIFO is still held (%v)", err)
+		}
+		s.proofs = append(s.proofs, "FIFO at EOF")
+	}
+	return s
+}

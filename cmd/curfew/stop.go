@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"curfew/outcome"
+)
+
+// toldBy is the cause of a stop that a signal to curfew asked for.
+type toldBy struct{ sig syscall.Signal }
+
+func (t toldBy) Error() string { return outcome.SignalName(int(t.sig)) + " received" }
+
+// StopSignal makes it the signal that the CLI gets.
+func (t toldBy) StopSignal() syscall.Signal { return t.sig }
+
+// The other causes of a stop that curfew itself asks for.
+var (
+	errParentGone = errors.New("the process that started curfew is gone")
+	errStdinEnded = errors.New("stdin ended")
+)
+
+// signals are those sent to curfew. The first one stops the CLI with the same
+// signal, a second one ends its grace.
+type signals struct {
+	caught chan os.Signal
+	told   atomic.Int32  // the first signal
+	kill   chan struct{} // closed by the second
+	again  chan struct{} // gets something with every signal after the first
+}
+
+// echo is how soon a second signal is taken for the first one again: at the
+// end of a terminal both the kernel and the shell send SIGHUP, systemd sends
+// SIGHUP right after SIGTERM, and a wrapper forwards the SIGINT that a terminal
+// has sent to us too.
+const echo = 50 * time.Millisecond
+
+func catchSignals(stop context.CancelCauseFunc, v *voice) *signals {
+	s := &signals{caught: make(chan os.Signal, 8), kill: make(chan struct{}), again: make(chan struct{}, 1)}
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		// nohup, or a shell that put us in the background. For SIGTERM there is
+		// no such use.
+		if sig != syscall.SIGTERM && signal.Ignored(sig) {
+			continue
+		}
+		signal.Notify(s.caught, sig)
+	}
+	// A closed stderr must not end us before the tree is gone. Ignoring the
+	// signal would be inherited.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	go s.follow(stop, v)
+	return s
+}
+
+// hangUp does what SIGHUP would do.
+func (s *signals) hangUp() {
+	if signal.Ignored(syscall.SIGHUP) {
+		return
+	}
+	select {
+	case s.caught <- syscall.SIGHUP:
+	default: // there are enough
+	}
+}
+
+func (s *signals) follow(stop context.CancelCauseFunc, v *voice) {
+	var first time.Time
+	killed := false
+	for c := range s.caught {
+		sig, _ := c.(syscall.Signal)
+		switch {
+		case first.IsZero():
+			first = time.Now()
+			s.told.Store(int32(sig))
+			v.say("stopping: %v", toldBy{sig})
+			stop(toldBy{sig})
+			continue
+		case time.Since(first) < echo:
+			continue
+		case !killed:
+			killed = true
+			v.say("killing: %v", toldBy{sig})
+			close(s.kill)
+		}
+		select {
+		case s.again <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// signal returns the first signal, 0 if there was none.
+func (s *signals) signal() syscall.Signal { return syscall.Signal(s.told.Load()) }
+
+// input is our stdin on its way to the CLI, observed for its end.
+type input struct {
+	from   io.Reader
+	ended  chan struct{} // closed at the end
+	moving chan struct{} // gets something when bytes came
+}
+
+func newInput(from io.Reader) *input {
+	return &input{from: from, ended: make(chan struct{}), moving: make(chan struct{}, 1)}
+}
+
+// Read is for one goroutine, and not for use after the end.
+func (in *input) Read(p []byte) (int, error) {
+	n, err := in.from.Read(p)
+	if err != nil {
+		close(in.ended)
+	} else {
+		select {
+		case in.moving <- struct{}{}:
+		default:
+		}
+	}
+	return n, err
+}
+
+// stopAfterEnd asks for a stop when the input has ended and the CLI has had d
+// to end by itself. Someone who closed the other end while the CLI does not
+// read what is still there counts too: hungUp is closed then.
+func (in *input) stopAfterEnd(d time.Duration, hungUp <-chan struct{}, stop func(error)) {
+	ended := in.ended
+	select {
+	case <-ended:
+		ended = nil
+	case <-hungUp:
+	}
+	for timer := time.NewTimer(d); ; timer.Reset(d) {
+		select {
+		case <-timer.C:
+			stop(errStdinEnded)
+			return
+		case <-ended:
+			ended = nil
+		case <-in.moving:
+		}
+	}
+}
