@@ -321,7 +321,11 @@ func (c *Command) startError(op string, errno syscall.Errno, file string) *outco
 
 // interpreterOf returns the interpreter that a script's first line names.
 func interpreterOf(file string) string {
-	f, err := os.Open(file)
+	// Not of a FIFO or a device: opening one can block, or do something.
+	if fi, err := os.Stat(file); err != nil || !fi.Mode().IsRegular() {
+		return ""
+	}
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
 	}

@@ -267,7 +267,8 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 			// We struck everything there was, so a failure now may be our doing.
 			return 0, &StartError{Op: "exec", Err: err, Killed: true}
 		case err == syscall.ETXTBSY && time.Since(began) < busyFor:
-			time.Sleep(wait)
+			t := unix.NsecToTimespec(int64(wait))
+			_ = unix.Nanosleep(&t, nil) // a signal may cut it short
 		default:
 			return 0, &StartError{Op: "exec", Err: err}
 		}

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,6 +88,9 @@ func settle() {
 	debug.SetMemoryLimit(memoryLimit)
 	runtime.GOMAXPROCS(2)
 	proctree.Survive()
+	// The runtime opens what it needs for timers at the first one, and aborts
+	// if it cannot: a CLI can take that right away from us.
+	time.Sleep(1)
 
 	// Threads that are all blocked at once are all different; afterwards they
 	// idle, and the runtime takes one of them before it starts another.
