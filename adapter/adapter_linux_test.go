@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shirou/gopsutil/v4/process"
 
 	"curfew/outcome"
 )
@@ -361,8 +364,18 @@ func TestLeftovers(t *testing.T) {
 		if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
 			t.Fatalf("got %+v, %v", o.Cleanup, err)
 		}
-		if err := syscall.Kill(o.Cleanup.LeftAlive[0].PID, 0); err != nil {
-			t.Errorf("what was left is not alive: %v", err)
+		// An independent view of the same process.
+		left := o.Cleanup.LeftAlive[0]
+		p, err := process.NewProcess(int32(left.PID))
+		if err != nil {
+			t.Fatalf("what was left is not alive: %v", err)
+		}
+		const tick = 10 * time.Millisecond // start times are no finer, and each view measures the boot
+		if ms, err := p.CreateTime(); err != nil || left.Start.Sub(time.UnixMilli(ms)).Abs() > 100*tick {
+			t.Errorf("it started at %v, says the outcome; at %v (%v)", left.Start, time.UnixMilli(ms), err)
+		}
+		if env, err := p.Environ(); err != nil || !slices.Contains(env, markPrefix+o.ID+"=1") {
+			t.Errorf("it has no mark of the invocation: %v %v", env, err)
 		}
 	})
 }

@@ -111,7 +111,7 @@ type held struct {
 func hold() (*held, error) {
 	runtime.LockOSThread()
 	Survive()
-	time.Sleep(1) // as the supervisor does: the runtime opens what it needs for timers
+	time.Sleep(time.Nanosecond) // as the supervisor does: the runtime opens what it needs for timers
 	t, err := Open()
 	return &held{Tree: t}, err
 }

@@ -90,7 +90,7 @@ func settle() {
 	proctree.Survive()
 	// The runtime opens what it needs for timers at the first one, and aborts
 	// if it cannot: a CLI can take that right away from us.
-	time.Sleep(1)
+	time.Sleep(time.Nanosecond)
 
 	// Threads that are all blocked at once are all different; afterwards they
 	// idle, and the runtime takes one of them before it starts another.
