@@ -217,52 +217,57 @@ func TestCanceledBeforeTheStart(t *testing.T) {
 func TestStopCauses(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the user left")
+	// A stop by the clock can come before the start on a machine under load;
+	// then it is given more time.
 	for _, tt := range []struct {
 		name  string
 		cause outcome.Cause
 		is    []error
-		stop  func(a *Adapter, cancel context.CancelCauseFunc, c *Command) context.Context
+		// prepare returns the context, and what to do when the CLI has begun.
+		prepare func(a *Adapter, ctx context.Context, c *Command, span time.Duration) (context.Context, func())
 	}{
-		{"canceled", outcome.CauseCanceled, []error{context.Canceled, cause}, func(_ *Adapter, cancel context.CancelCauseFunc, _ *Command) context.Context {
-			time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
-			return nil
+		{"canceled", outcome.CauseCanceled, []error{context.Canceled, cause}, func(_ *Adapter, ctx context.Context, _ *Command, _ time.Duration) (context.Context, func()) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			return ctx, func() { cancel(cause) }
 		}},
-		{"timeout", outcome.CauseTimeout, []error{context.DeadlineExceeded}, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
-			c.Timeout = 100 * time.Millisecond
-			return nil
+		{"timeout", outcome.CauseTimeout, []error{context.DeadlineExceeded}, func(_ *Adapter, ctx context.Context, c *Command, span time.Duration) (context.Context, func()) {
+			c.Timeout = span
+			return ctx, func() {}
 		}},
-		{"deadline", outcome.CauseTimeout, []error{context.DeadlineExceeded, cause}, func(*Adapter, context.CancelCauseFunc, *Command) context.Context {
-			ctx, cancel := context.WithTimeoutCause(context.Background(), 100*time.Millisecond, cause)
-			_ = time.AfterFunc(time.Minute, cancel)
-			return ctx
+		{"deadline", outcome.CauseTimeout, []error{context.DeadlineExceeded, cause}, func(_ *Adapter, ctx context.Context, _ *Command, span time.Duration) (context.Context, func()) {
+			ctx, cancel := context.WithTimeoutCause(ctx, span, cause)
+			t.Cleanup(cancel)
+			return ctx, func() {}
 		}},
-		{"shutdown", outcome.CauseShutdown, []error{ErrShutdown}, func(a *Adapter, _ context.CancelCauseFunc, _ *Command) context.Context {
-			time.AfterFunc(100*time.Millisecond, func() { _ = a.Shutdown(context.Background()) })
-			return nil
+		{"shutdown", outcome.CauseShutdown, []error{ErrShutdown}, func(a *Adapter, ctx context.Context, _ *Command, _ time.Duration) (context.Context, func()) {
+			return ctx, func() { go func() { _ = a.Shutdown(context.Background()) }() }
 		}},
-		{"output limit", outcome.CauseOutputLimit, nil, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
+		{"output limit", outcome.CauseOutputLimit, nil, func(_ *Adapter, ctx context.Context, c *Command, _ time.Duration) (context.Context, func()) {
 			c.OutputLimit = 1000
 			c.Args[1] = "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done"
-			return nil
+			return ctx, func() {}
 		}},
-		{"killed", outcome.CauseCanceled, []error{context.Canceled}, func(_ *Adapter, _ context.CancelCauseFunc, c *Command) context.Context {
+		{"killed", outcome.CauseCanceled, []error{context.Canceled}, func(_ *Adapter, ctx context.Context, c *Command, _ time.Duration) (context.Context, func()) {
 			kill := make(chan struct{})
 			c.Kill = kill
 			c.Stop.Grace = time.Minute
-			time.AfterFunc(100*time.Millisecond, func() { close(kill) })
-			return nil
+			return ctx, func() { close(kill) }
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			a := newAdapter(t)
-			c := sh("trap 'exit 0' TERM; sleep " + tooLong + " & wait")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			defer cancel(nil)
-			if other := tt.stop(a, cancel, &c); other != nil {
-				ctx = other
+			var o outcome.Outcome
+			var err error
+			for span := 200 * time.Millisecond; span < time.Minute; span *= 2 {
+				a := newAdapter(t)
+				c := sh("trap 'exit 0' TERM; echo ready; sleep " + tooLong + " & wait")
+				ctx, begun := tt.prepare(a, t.Context(), &c, span)
+				var once sync.Once
+				c.Stdout = onWrite(func() { once.Do(begun) })
+				if o, err = a.Invoke(ctx, c); o.Status != outcome.NotStarted {
+					break
+				}
 			}
-			o, err := a.Invoke(ctx, c)
 			if o.Status != outcome.Unknown || o.Cause != tt.cause || o.Exit == nil || !o.Exit.AfterStop {
 				t.Errorf("got %s, %s, %+v", o.Status, o.Cause, o.Exit)
 			}
@@ -459,11 +464,15 @@ func TestBlockedWriter(t *testing.T) {
 	w := blockedWriter{make(chan struct{})}
 	defer close(w.until)
 	c := sh("while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done")
-	c.Stdout, c.Timeout = w, 200*time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	var canceled time.Time
+	c.Stdout = io.MultiWriter(onWrite(func() {
+		canceled = time.Now()
+		cancel()
+	}), w)
 	c.Stop = StopPolicy{Grace: 200 * time.Millisecond, Drain: 200 * time.Millisecond}
-	began := time.Now()
-	o, err := run(t, a, c)
-	if took := time.Since(began) - c.Timeout; took > c.Stop.Bound() {
+	o, err := a.Invoke(ctx, c)
+	if took := time.Since(canceled); took > c.Stop.Bound() {
 		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
 	}
 	if o.Status != outcome.Unknown || !o.Output.DrainIncomplete || o.Output.Abandoned != 1 {
@@ -563,8 +572,8 @@ func TestNeighbourIsUntouched(t *testing.T) {
 		}
 	})
 	wg.Go(func() {
-		time.AfterFunc(200*time.Millisecond, cancel)
-		c := sh("setsid sleep " + tooLong + " & sleep " + tooLong)
+		c := sh("setsid sleep " + tooLong + " & echo ready; sleep " + tooLong)
+		c.Stdout = onWrite(cancel)
 		o, err := a.Invoke(ctx, c)
 		if !errors.Is(err, outcome.ErrUnknown) {
 			t.Errorf("the one to be ended: %v", err)
@@ -618,10 +627,11 @@ func TestEndsAtTheDeadline(t *testing.T) {
 func TestExampleOfACommandThatLeaks(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
-	c := sh(`setsid sh -c 'trap "" TERM; sleep ` + tooLong + `' & sleep ` + tooLong)
-	c.Timeout, c.Stop.Grace = 200*time.Millisecond, 300*time.Millisecond
-	o, err := run(t, a, c)
-	if o.Status != outcome.Unknown || len(o.Cleanup.Ended) < 3 {
+	c := sh(`setsid sh -c 'trap "" TERM; echo ready; sleep ` + tooLong + `' & sleep ` + tooLong)
+	ctx, cancel := context.WithCancel(t.Context())
+	c.Stdout, c.Stop.Grace = onWrite(cancel), 300*time.Millisecond
+	o, err := a.Invoke(ctx, c)
+	if o.Status != outcome.Unknown || len(o.Cleanup.Ended) < 2 {
 		t.Errorf("%s, %+v, %v", o.Status, o.Cleanup, err)
 	}
 	isEmpty(t, o)

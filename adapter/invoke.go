@@ -65,11 +65,8 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 	helper, err := v.getHelper()
 	if helper == nil {
 		v.closeStreams()
-		v.mu.Lock()
-		asked, why := v.asked, v.why
-		v.mu.Unlock()
-		if asked != "" {
-			return v.notStarted(asked, outcome.Why{Cause: why})
+		if cause, why := v.stopAsked(); cause != "" {
+			return v.notStarted(cause, outcome.Why{Cause: why})
 		}
 		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start a supervisor for", Path: v.cmd.Path, Err: err}})
 	}
@@ -77,15 +74,28 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
 	}
 	v.limitTimeout(request)
-	if err := helper.Run(request); err != nil {
+	if err := helper.Run(v.ctx, request); err != nil {
 		// Not a whole request went out, so that nothing can be executed.
 		helper.Kill()
 		v.a.pool.Discard(helper)
 		v.closeStreams()
+		if cause, why := v.stopAsked(); cause != "" {
+			return v.notStarted(cause, outcome.Why{Cause: why})
+		}
 		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: outcome.OpExec, Path: v.cmd.Path, Err: err}})
 	}
 	files.close()
 	return v.follow(helper)
+}
+
+// stopAsked returns the cause of the stop that was asked for, if one was.
+func (v *invocation) stopAsked() (outcome.Cause, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.asked == "" && v.ctx.Err() != nil {
+		return causeOf(v.ctx)
+	}
+	return v.asked, v.why
 }
 
 // causeOf says why a context ended.
@@ -225,62 +235,76 @@ func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) 
 			}
 		}()
 	}
+	told := v.listen(helper)
 
-	var f outcome.Facts
-	var started *supervisor.Started
-	var failed *supervisor.StartFailed
-	var done *supervisor.Done
-	var lost error
-	for done == nil && lost == nil {
+	v.mu.Lock()
+	v.due = over // no stop is asked for any more
+	v.helper.Interrupt(time.Time{})
+	asked, why := v.asked, outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
+	v.mu.Unlock()
+	return v.settle(helper, told, asked, why)
+}
+
+// told is what the supervisor has said of an invocation.
+type told struct {
+	started *supervisor.Started
+	failed  *supervisor.StartFailed
+	inTime  bool // it failed before a stop was asked for
+	exit    *outcome.Exit
+	done    *supervisor.Done
+	lost    error // why there is no done
+}
+
+// listen hears the supervisor out, or loses it.
+func (v *invocation) listen(helper *supervisor.Helper) (t told) {
+	for t.done == nil && t.lost == nil {
 		ev, err := helper.Next()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if v.late() {
-				lost = errors.New("no answer within " + ackLimit.String() + " of when it was due")
+				t.lost = fmt.Errorf("it did not say within %v what was due", ackLimit)
 			}
 		case err == io.EOF:
-			lost = errors.New("its connection was closed")
+			t.lost = errors.New("its connection was closed")
 		case err != nil:
-			lost = err
+			t.lost = err
 		case ev.Started != nil:
-			started = ev.Started
+			t.started = ev.Started
 		case ev.StartFailed != nil:
-			failed = ev.StartFailed
 			v.mu.Lock()
-			f.StartFailed = !failed.Killed
-			f.FailedBeforeRequest = v.asked == ""
+			t.failed, t.inTime = ev.StartFailed, v.asked == ""
 			v.mu.Unlock()
 		case ev.Stopping != nil:
 			v.acknowledged(ev.Stopping)
-		case ev.ExitSeen:
+		case ev.Exited != nil:
+			t.exit = ev.Exited
 			v.exitSeen()
 		case ev.Done != nil:
-			done = ev.Done
+			t.done = ev.Done
 		}
 	}
-	unhook()
-	v.mu.Lock()
-	v.due = over // no stop is asked for any more
-	v.helper.Interrupt(time.Time{})
-	f.StopCause = v.asked
-	why := outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
-	v.mu.Unlock()
+	return t
+}
 
+// settle makes the outcome of what was told.
+func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cause, why outcome.Why) (outcome.Outcome, error) {
 	o := &v.outcome
-	o.ID, o.Started = v.id, time.Time{}
-	if started != nil {
-		o.Started = started.At
+	o.ID = v.id
+	f := outcome.Facts{StopCause: asked, WaitTree: v.cmd.AfterExit == Wait, ExecSeen: t.started != nil, Exit: t.exit}
+	if t.started != nil {
+		o.Started = t.started.At
 	}
-	f.ExecSeen = started != nil
-	f.WaitTree = v.cmd.AfterExit == Wait
-	if done != nil {
-		f.ExecSeen = done.Started
+	if t.failed != nil {
+		f.StartFailed, f.FailedBeforeRequest = !t.failed.Killed, t.inTime
+		f.ExecRuledOut = true
+		why.Start = v.cmd.startError(t.failed.Op, syscall.Errno(t.failed.Errno), v.file)
+	}
+	if done := t.done; done != nil {
 		f.ExecRuledOut = done.NotExecuted
 		f.Exit = done.Exit
-		f.ExitBeforeStop = done.Exit != nil && !done.Exit.AfterStop
 		f.StopBegan = done.StopBegan
 		f.EmptyBeforeStop = !done.StopBegan
-		if done.StopCause != "" && done.StopCause != f.StopCause {
+		if done.StopCause != "" && done.StopCause != asked {
 			// The supervisor's own deadline came before what was asked here.
 			f.StopCause, why.Cause = done.StopCause, nil
 		}
@@ -293,14 +317,12 @@ func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) 
 	} else {
 		v.lose(helper)
 		f.SupervisorLost = true
-		why.Detail = lost
+		why.Detail = t.lost
 	}
+	f.ExitBeforeStop = f.Exit != nil && !f.Exit.AfterStop
 	v.collect()
 	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.ctx.Err() != nil {
 		_, why.Cause = causeOf(v.ctx)
-	}
-	if failed != nil {
-		why.Start = v.cmd.startError(failed.Op, syscall.Errno(failed.Errno), v.file)
 	}
 	return v.end(f, why)
 }

@@ -171,8 +171,14 @@ func (h *Helper) read() (*message, []byte, error) {
 	}
 }
 
-// Run sends the request. On an error nothing was executed, and nothing will be.
-func (h *Helper) Run(q *Request) error {
+// runLimit bounds how long a helper may take to accept a request. It is idle, so
+// that one which takes longer hangs.
+const runLimit = 5 * time.Second
+
+// Run sends the request. It blocks until the helper has accepted it, ctx is
+// done, or a limit has passed. On an error the helper must be killed; nothing
+// was executed then, and nothing will be.
+func (h *Helper) Run(ctx context.Context, q *Request) error {
 	raw := appendString(nil, q.Path)
 	for _, list := range [2][]string{q.Args, q.Env} {
 		for _, s := range list {
@@ -190,6 +196,8 @@ func (h *Helper) Run(q *Request) error {
 	h.ready = false
 	h.send.Lock()
 	defer h.send.Unlock()
+	_ = h.conn.SetWriteDeadline(time.Now().Add(runLimit))
+	defer context.AfterFunc(ctx, func() { _ = h.conn.SetWriteDeadline(time.Unix(1, 0)) })()
 	return h.write(frame, fds)
 }
 
@@ -209,7 +217,7 @@ func (h *Helper) Next() (Event, error) {
 		case m.Stopping != nil:
 			return Event{Stopping: m.Stopping}, nil
 		case m.Exited != nil:
-			return Event{ExitSeen: true}, nil
+			return Event{Exited: m.Exited}, nil
 		case m.Done != nil:
 			return Event{Done: m.Done}, nil
 		case m.Failed != nil:
@@ -237,10 +245,11 @@ func (h *Helper) tell(m *message) error {
 	if err != nil {
 		return err
 	}
+	// Before the lock: a request that is still being sent has no longer either.
+	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
 	h.send.Lock()
 	defer h.send.Unlock()
 	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
-	defer func() { _ = h.conn.SetWriteDeadline(time.Time{}) }()
 	return h.write(frame, nil)
 }
 

@@ -89,7 +89,7 @@ func runOn(h *Helper, s Settings, argv ...string) (string, *Done, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	err = h.Run(&Request{Settings: s, Path: path, Args: argv, Env: os.Environ(), Dir: dir, Files: []int{int(w.Fd())}})
+	err = h.Run(context.Background(), &Request{Settings: s, Path: path, Args: argv, Env: os.Environ(), Dir: dir, Files: []int{int(w.Fd())}})
 	unix.Close(dir)
 	w.Close()
 	if err != nil {

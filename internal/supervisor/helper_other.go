@@ -21,7 +21,7 @@ var errSystem = fmt.Errorf("supervisor: %s is not supported yet, only Linux is: 
 // Helper is the caller's end of one helper process.
 type Helper struct{}
 
-func (h *Helper) Run(*Request) error                         { return errSystem }
+func (h *Helper) Run(context.Context, *Request) error        { return errSystem }
 func (h *Helper) Next() (Event, error)                       { return Event{}, errSystem }
 func (h *Helper) Interrupt(time.Time)                        {}
 func (h *Helper) Stop(StopRequest) error                     { return errSystem }

@@ -290,8 +290,7 @@ type Event struct {
 	StartFailed *StartFailed
 	Stopping    *Stopping
 	Done        *Done
-	// ExitSeen: the leader has exited; Done has it again.
-	ExitSeen bool
+	Exited      *outcome.Exit // the leader's exit; Done has it again
 }
 
 // sendLimit is how long a message may take to be accepted: an end whose socket
