@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -428,4 +429,49 @@ func crowdRole(args []string) error {
 		return fmt.Errorf("a child is left after Shutdown: %v", err)
 	}
 	return nil
+}
+
+// An init function that runs before the helper is taken over and changes os.Args
+// must not make it another copy of the program, which starts the next one.
+func TestInitChangesArguments(t *testing.T) {
+	t.Parallel()
+	exe := filepath.Join(t.TempDir(), "renames")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "./testdata/renames").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err := exec.CommandContext(t.Context(), exe).CombinedOutput(); err != nil || string(out) != "succeeded <nil>\n" {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// With both helpers killed the leader dies with its supervisor and the rest is
+// swept for: the cleanup says that this is no proof.
+func TestBothHelpersAreKilled(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	// The guard is the parent of the supervisor, which is the leader's parent.
+	c := sh("setsid sleep " + tooLong + " & sleep 0.1; guard=$(cut -d' ' -f4 /proc/$PPID/stat); kill -KILL $guard $PPID; sleep " + tooLong)
+	c.ExtraFiles = []*os.File{w}
+	began := time.Now()
+	o, err := run(t, a, c)
+	w.Close()
+	if took := time.Since(began); took > c.Stop.Bound() {
+		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
+	}
+	if o.Status != outcome.Unknown || o.Cause != outcome.CauseSupervisorLost || o.Cleanup.Result != outcome.Unverified || o.Cleanup.Proof != outcome.NoProof {
+		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
+	}
+	_ = r.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if n, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%d bytes, %v: something is alive", n, err)
+	}
+	// The next invocation has helpers of its own.
+	if o, err := run(t, a, sh("exit 0")); err != nil {
+		t.Errorf("afterwards: %s, %v", o.Status, err)
+	}
 }

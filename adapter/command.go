@@ -296,8 +296,8 @@ func executable(file string) error {
 	switch {
 	case err != nil:
 		return err
-	case fi.IsDir():
-		return syscall.EISDIR
+	case !fi.Mode().IsRegular():
+		return syscall.EACCES // as execve says of a directory, a FIFO or a device
 	}
 	return mayExecute(file)
 }
@@ -321,10 +321,7 @@ func (c *Command) startError(op string, errno syscall.Errno, file string) *outco
 
 // interpreterOf returns the interpreter that a script's first line names.
 func interpreterOf(file string) string {
-	// Not of a FIFO or a device: opening one can block, or do something.
-	if fi, err := os.Stat(file); err != nil || !fi.Mode().IsRegular() {
-		return ""
-	}
+	// A regular file can make an open wait too, if it is under a lease.
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""

@@ -131,7 +131,7 @@ func (v *invocation) getHelper() (*supervisor.Helper, error) {
 	v.cancel = cancel
 	v.mu.Unlock()
 
-	h, err := v.a.pool.Get(ctx)
+	h, err := v.a.pool.Get(ctx, v.cmd.AfterExit == Leave)
 
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -297,7 +297,9 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 	if t.failed != nil {
 		f.StartFailed, f.FailedBeforeRequest = !t.failed.Killed, t.inTime
 		f.ExecRuledOut = true
-		why.Start = v.cmd.startError(t.failed.Op, syscall.Errno(t.failed.Errno), v.file)
+		if !t.failed.Killed {
+			why.Start = v.cmd.startError(t.failed.Op, syscall.Errno(t.failed.Errno), v.file)
+		}
 	}
 	if done := t.done; done != nil {
 		f.ExecRuledOut = done.NotExecuted
@@ -362,21 +364,27 @@ func (v *invocation) exitSeen() {
 	}
 }
 
-// lose ends a supervisor that is lost, and what it held: the leader dies with
-// it, and what else carries the invocation's mark is swept for.
+// lose ends a supervisor that is lost. What it held falls to the guard, which
+// ends it and tells when nothing is left. Should the guard be lost too, what
+// carries the invocation's mark is swept for, which proves nothing.
 func (v *invocation) lose(helper *supervisor.Helper) {
 	began := time.Now()
+	until := began.Add(loseLimit)
 	helper.Kill()
-	ended := helper.Sweep(markPrefix+v.id+"=1", v.began, began.Add(sweepLimit))
-	v.a.pool.Discard(helper)
-	v.outcome.Cleanup = outcome.Cleanup{
-		Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true, Ended: ended,
-		Elapsed: time.Since(began),
+	c := outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true}
+	if swept, err := helper.Swept(until); err == nil {
+		c = swept.Cleanup()
+	} else if !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.Ended = helper.Sweep(markPrefix+v.id+"=1", v.began, until)
 	}
+	v.a.pool.Discard(helper)
+	c.Elapsed = time.Since(began)
+	v.outcome.Cleanup = c
 }
 
-// sweepLimit bounds the search for what a lost supervisor has left.
-const sweepLimit = time.Second
+// loseLimit bounds the ending of what a lost supervisor has left. The guard goes
+// on after it.
+const loseLimit = time.Second
 
 // collect ends the streams, each within what is left of the drain limit.
 func (v *invocation) collect() {

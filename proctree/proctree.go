@@ -23,6 +23,10 @@ type Event struct {
 	StartErr  *StartError
 	// Exit is not nil if the leader's exit was seen by this call.
 	Exit *outcome.Exit
+	// Ward is the pid of the ward that Start has started.
+	Ward int
+	// Wards are the pids of the wards whose exit was seen.
+	Wards []int
 	// Empty: nothing of the tree is left, as proven by the kernel.
 	Empty bool
 }
@@ -48,6 +52,9 @@ type Spec struct {
 	// Files are the leader's descriptors: the index is the number in the
 	// leader, -1 leaves that number closed.
 	Files []int
+	// Ward starts no leader but a ward: a child that is not of the tree, is never
+	// struck, and does not end with us.
+	Ward bool
 	// Terminal makes descriptor 0, a terminal, the controlling one.
 	Terminal bool
 	// IgnoreHangup and IgnoreInterrupt start the leader with SIGHUP and SIGINT

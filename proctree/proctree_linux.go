@@ -28,14 +28,16 @@ import (
 // locked to its thread. A Tree serves one leader after another: Start may be
 // called again once it was Empty.
 type Tree struct {
-	proc procfs
-	self int
+	proc   procfs
+	self   int
+	pidMax int
 
 	// The second thread does what may block in the kernel: it forks and
 	// executes (which can hang on a file lease, FUSE or NFS) and it awaits the
 	// next exit. It is the leader's parent thread, so PR_SET_PDEATHSIG holds as
 	// long as the process lives.
 	orders, news int // event descriptors: to that thread, and from it
+	watch        int // event descriptor to the third thread, where there are wards; else 0
 	wanted       atomic.Uint32
 	startDone    atomic.Bool
 	childWaits   atomic.Bool // some child is waitable, or there is none
@@ -53,6 +55,7 @@ type Tree struct {
 	leader       int // its pid; 0 if there is none, or it was reaped
 	usage        outcome.Usage
 
+	wards   map[int]bool // children that are not of the tree, by pid
 	struck  pidTable
 	ended   []record
 	more    int
@@ -99,9 +102,16 @@ const (
 // Open prepares this process to hold a tree: it becomes a child subreaper and
 // starts a second thread. The calling goroutine must be locked to the main
 // thread, which never ends. It is an error if the process has children.
-func Open() (*Tree, error) {
+func Open() (*Tree, error) { return open(false) }
+
+// OpenForWards prepares this process to be the parent of wards, and to hold what
+// they leave behind.
+func OpenForWards() (*Tree, error) { return open(true) }
+
+func open(wards bool) (*Tree, error) {
 	t := &Tree{
 		self:   unix.Getpid(),
+		wards:  map[int]bool{},
 		ended:  make([]record, 0, maxListed),
 		arena:  make([]int32, maxArena),
 		found:  make([]target, 0, maxFound),
@@ -111,6 +121,13 @@ func Open() (*Tree, error) {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
 	}
 	t.proc.open()
+	t.pidMax = maxPID
+	// Also in the /proc of another pid namespace.
+	if b, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n > 2 && n <= maxPID {
+			t.pidMax = n
+		}
+	}
 	var err error
 	if t.root, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, os.NewSyscallError("open /", err)
@@ -125,6 +142,13 @@ func Open() (*Tree, error) {
 	ready := make(chan struct{})
 	go t.second(ready)
 	<-ready
+	if wards {
+		// With wards alive the next start must not wait for the next exit.
+		if t.watch, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+			return nil, os.NewSyscallError("eventfd", err)
+		}
+		go t.third()
+	}
 	for _, tid := range []int{t.self, t.forkingTID} {
 		if fd := t.proc.openat(unix.O_RDONLY, t.self, "/task/", tid, "/children"); fd >= 0 {
 			t.lists = append(t.lists, fd)
@@ -157,15 +181,27 @@ func (t *Tree) FD() int { return t.news }
 // not be changed until then.
 func (t *Tree) Start(spec *Spec) {
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
-	t.starting, t.startKilled, t.leader = true, false, 0
-	t.usage = outcome.Usage{}
-	t.struck.reset()
-	t.ended, t.more = t.ended[:0], 0
+	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
+	if !spec.Ward {
+		t.leader = 0
+		t.usage = outcome.Usage{}
+		t.Forget()
+	}
 	disposition(syscall.SIGHUP, spec.IgnoreHangup)
 	disposition(syscall.SIGINT, spec.IgnoreInterrupt)
+	if t.watch != 0 {
+		t.order(orderStart)
+		return
+	}
 	t.awaiting = true // the second thread goes on to await by itself
 	t.order(orderStart | orderAwait)
+}
+
+// Forget drops what is known of processes that were signalled.
+func (t *Tree) Forget() {
+	t.struck.reset()
+	t.ended, t.more = t.ended[:0], 0
 }
 
 // caught gets the signals that this process survives. It is never read.
@@ -224,6 +260,20 @@ func (t *Tree) second(ready chan<- struct{}) {
 	}
 }
 
+// third is the third thread, where there are wards.
+func (t *Tree) third() {
+	runtime.LockOSThread()
+	var buf [8]byte
+	for {
+		if _, err := unix.Read(t.watch, buf[:]); err != nil && err != unix.EINTR {
+			panic("proctree: read an event descriptor: " + err.Error())
+		}
+		awaitAnyChild()
+		t.childWaits.Store(true)
+		wakeup(t.news)
+	}
+}
+
 // awaitAnyChild blocks until some child has exited, and leaves it unreaped, or
 // until there is none.
 func awaitAnyChild() {
@@ -248,10 +298,12 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 	}
 	defer unix.Fchdir(t.root)
 	attr := syscall.ProcAttr{Env: spec.Env, Sys: &syscall.SysProcAttr{
-		Setsid:    true,
-		Pdeathsig: syscall.SIGKILL,
-		Setctty:   spec.Terminal,
+		Setsid:  true,
+		Setctty: spec.Terminal,
 	}}
+	if !spec.Ward {
+		attr.Sys.Pdeathsig = syscall.SIGKILL
+	}
 	for _, fd := range spec.Files {
 		attr.Files = append(attr.Files, uintptr(fd))
 	}
@@ -316,6 +368,9 @@ func (t *Tree) finishStart(ev *Event) {
 	case t.startKilled && t.neverExecuted(t.startedPID):
 		// It is dead or has SIGKILL pending, so it never will.
 		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
+	case t.spec.Ward:
+		t.wards[t.startedPID] = true
+		ev.Ward = t.startedPID
 	default:
 		t.leader = t.startedPID
 	}
@@ -345,8 +400,13 @@ func (t *Tree) StartRuledOut() bool {
 
 // await has the second thread tell of the next exit.
 func (t *Tree) await() {
-	if !t.awaiting && !t.starting {
-		t.awaiting = true
+	if t.awaiting || t.starting {
+		return
+	}
+	t.awaiting = true
+	if t.watch != 0 {
+		wakeup(t.watch)
+	} else {
 		t.order(orderAwait)
 	}
 }
@@ -375,6 +435,11 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		}
 		n++
 		t.struck.forget(pid)
+		if t.wards[pid] {
+			delete(t.wards, pid)
+			ev.Wards = append(ev.Wards, pid)
+			continue
+		}
 		t.usage.User += time.Duration(ru.Utime.Nano())
 		t.usage.System += time.Duration(ru.Stime.Nano())
 		t.usage.MaxRSSBytes = max(t.usage.MaxRSSBytes, ru.Maxrss<<10)
@@ -439,7 +504,7 @@ func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
 // Nothing is reaped: a zombie holds its place under a task limit, so a bomb
 // cannot refill what the strike has emptied.
 func (t *Tree) Strike(below bool) (struck int) {
-	if t.starting {
+	if t.starting && !t.spec.Ward {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 	}
@@ -486,7 +551,7 @@ func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	own := t.ownChildren()
 	if !below {
 		for _, pid := range t.arena[:own] {
-			if visit(int(pid), -1) {
+			if !t.wards[int(pid)] && visit(int(pid), -1) {
 				count++
 			}
 		}
@@ -496,6 +561,9 @@ func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	for i := range own {
 		if len(t.found) == cap(t.found) {
 			break
+		}
+		if t.wards[int(t.arena[i])] {
+			continue
 		}
 		t.found = append(t.found, target{int(t.arena[i]), -1})
 		t.findBelow(int(t.arena[i]), own)
@@ -551,17 +619,20 @@ func (t *Tree) findBelow(own, base int) {
 // ownChildren lists our own children, zombies included, at the start of the
 // arena. Children hang on the thread that forked them and orphans on the first
 // one, so the files of these two tell of all; they are kept open, because a CLI
-// can take away our right to open any. Should they say nothing, every thread is
-// asked, and without a usable /proc the kernel is, for every pid there can be.
+// can take away our right to open any. Should they say nothing although the
+// kernel knows of a child, every thread is asked, and without a usable /proc the
+// kernel is, for every pid there can be.
 func (t *Tree) ownChildren() int {
 	n := 0
-	for _, fd := range t.lists {
-		n = t.proc.readChildren(fd, t.arena, n)
+	for range 2 { // a child can be forked between the first look and the question
+		for _, fd := range t.lists {
+			n = t.proc.readChildren(fd, t.arena, n)
+		}
+		if n > 0 || childless() {
+			return n
+		}
 	}
-	if n == 0 {
-		n = t.proc.children(t.self, t.arena)
-	}
-	if n > 0 {
+	if n = t.proc.children(t.self, t.arena); n > 0 {
 		return n
 	}
 	// Numbers are given out upwards and start again at the end, so members
@@ -569,8 +640,8 @@ func (t *Tree) ownChildren() int {
 	// the pass; the next one begins where it is sure to find what is left.
 	gap := 0
 	base := max(t.first, t.self)
-	for i := range maxPID {
-		pid := 2 + (base-2+i)%(maxPID-1)
+	for i := range t.pidMax {
+		pid := 2 + (base-2+i)%(t.pidMax-1)
 		if stateOf(pid) == childNone {
 			if gap++; n > 0 && gap > longGap {
 				break
@@ -587,9 +658,21 @@ func (t *Tree) ownChildren() int {
 	return n
 }
 
-// maxPID is the highest limit that a kernel can have; without /proc the real
-// one cannot be read. Asking for all of them takes seconds, for longGap of them
-// some 10 ms.
+// childless asks the kernel whether we have any child, dead or alive.
+func childless() bool {
+	for {
+		var info siginfo
+		_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
+			unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		if errno != unix.EINTR {
+			return errno == unix.ECHILD
+		}
+	}
+}
+
+// maxPID is the highest limit that a kernel can have, for when the real one
+// cannot be read. Asking for all of them takes seconds, for longGap of them some
+// 10 ms.
 const (
 	maxPID  = 1 << 22
 	longGap = 1 << 15
@@ -800,3 +883,58 @@ func (t *Tree) Signal(sig syscall.Signal) {
 
 // ForkingThread is the thread that leaders inherit from.
 func (t *Tree) ForkingThread() int { return t.forkingTID }
+
+// OnlyWards reports whether the wards are the only children that this process
+// has, dead or alive. That is a proof that nothing else is left which descends
+// from us and from no ward:
+//
+// Whoever loses its parent below us becomes our child before the exit of that
+// parent can be seen (the kernel does both under one lock), so the topmost of
+// any such process and its ancestors that live is in our list. The list only
+// grows between two calls of wait4, which this thread alone makes: a read from
+// its beginning to its end misses nobody who was in it when the read began, and
+// somebody who came in during the read would have had an ancestor there.
+//
+// False also where the list cannot be read.
+func (t *Tree) OnlyWards() bool {
+	if t.starting || len(t.lists) == 0 {
+		return false
+	}
+	n := 0
+	for _, fd := range t.lists {
+		n = t.proc.readChildren(fd, t.arena, n)
+	}
+	if n == len(t.arena) {
+		return false // there may be more
+	}
+	for _, pid := range t.arena[:n] {
+		if !t.wards[int(pid)] {
+			return false
+		}
+	}
+	// An empty list could also be one that was not read.
+	return n == len(t.wards)
+}
+
+// IsWard reports whether pid is a ward whose exit was not seen yet.
+func (t *Tree) IsWard(pid int) bool { return t.wards[pid] }
+
+// Suspended lists the wards that are stopped, by a signal or by a tracer.
+func (t *Tree) Suspended() (list []int) {
+	for pid := range t.wards {
+		if t.proc.stat(pid, &t.scratch) && (t.scratch.state == 'T' || t.scratch.state == 't') {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+// ResumeWard sends SIGCONT to a ward, and EndWard sends it SIGKILL.
+func (t *Tree) ResumeWard(pid int) { t.signalWard(pid, syscall.SIGCONT) }
+func (t *Tree) EndWard(pid int)    { t.signalWard(pid, syscall.SIGKILL) }
+
+func (t *Tree) signalWard(pid int, sig syscall.Signal) {
+	if t.wards[pid] {
+		_ = signalChild(pid, sig) // one that has ended needs neither
+	}
+}

@@ -38,6 +38,7 @@ func init() {
 			}
 		})
 	}
+	roles["childless"] = childlessRole
 	roles["start"] = startRole
 	roles["lease"] = leaseRole
 	roles["polite"] = politeRole
@@ -65,6 +66,7 @@ func TestEndsOrphans(t *testing.T)          { inTree(t, "orphans") }
 func TestWithoutChildrenFiles(t *testing.T) { inTree(t, "no children files") }
 func TestWithoutProc(t *testing.T)          { inTree(t, "no proc") }
 func TestWithoutDescriptors(t *testing.T)   { inTree(t, "no descriptors") }
+func TestNothingToStrike(t *testing.T)      { inTree(t, "childless") }
 func TestPoliteSignal(t *testing.T)         { inTree(t, "polite", t.TempDir()) }
 func TestStrikesBelow(t *testing.T)         { inTree(t, "deep") }
 func TestStart(t *testing.T)                { inTree(t, "start", t.TempDir()) }
@@ -210,6 +212,26 @@ func endOrphans(change func(*Tree)) error {
 	}
 	if _, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
 		return fmt.Errorf("wait4 says %v after Empty", err)
+	}
+	return nil
+}
+
+// childlessRole strikes where there is nothing: that must not cost a question for
+// every pid there can be, which takes seconds.
+func childlessRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	const strikes = 1000
+	for range strikes {
+		if n := h.Strike(false); n != 0 {
+			return fmt.Errorf("struck %d", n)
+		}
+	}
+	if each := time.Since(began) / strikes; each > 100*time.Millisecond {
+		return fmt.Errorf("a strike at nothing takes %v", each)
 	}
 	return nil
 }

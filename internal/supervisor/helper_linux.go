@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -29,7 +30,9 @@ type Helper struct {
 
 	send  sync.Mutex
 	pid   int
-	pidfd int // -1 where the kernel has none
+	pidfd int    // -1 where the kernel has none
+	child int    // its pid as our child that is not reaped; 0: the guard's, or reaped
+	guard *Guard // its parent; nil if we are
 
 	exe     string // what was executed
 	state   State
@@ -51,7 +54,7 @@ var errRefused = errors.New("supervisor: cannot start a helper")
 // environment is what a helper gets of ours: what the loader and the Go runtime
 // look at.
 func environment() []string {
-	var env []string
+	env := []string{helperVar + "=1"}
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
 			if strings.HasPrefix(kv, prefix) {
@@ -64,6 +67,9 @@ func environment() []string {
 
 // self is the executable to start a helper from, checked once.
 var self = sync.OnceValues(func() (string, error) {
+	if os.Getenv(helperVar) != "" {
+		return "", fmt.Errorf("%w: this process was itself started as a helper and was not taken over; its package initialisation must not end or replace the process", errRefused)
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
 			if s.Key == "-buildmode" && slices.Contains([]string{"c-shared", "c-archive", "plugin"}, s.Value) {
@@ -81,9 +87,12 @@ var self = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// spawn starts a helper. The calling goroutine must be locked to its thread:
-// the helper inherits from it.
-func spawn(exe string) (*Helper, error) {
+// spawn starts a supervisor without a guard, as our child. The calling goroutine
+// must be locked to its thread: the supervisor inherits from it.
+func spawn(exe string) (*Helper, error) { return start(helperName, exe) }
+
+// start starts a helper of the given name as our child.
+func start(name, exe string) (*Helper, error) {
 	if exe == "" {
 		var err error
 		if exe, err = self(); err != nil {
@@ -98,36 +107,48 @@ func spawn(exe string) (*Helper, error) {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	defer unix.Close(pair[1])
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		// A root directory without /dev: any descriptor that gives and takes
-		// nothing will do.
-		if null, err = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
-			unix.Close(pair[0])
-			return nil, os.NewSyscallError("open /", err)
-		}
-	}
+	null := nullDescriptor()
 	defer unix.Close(null)
-	caller, err := unix.PidfdOpen(unix.Getpid(), 0)
-	if err != nil {
-		caller = null
-	} else {
-		defer unix.Close(caller)
-	}
-	h := &Helper{cgroup: ownCgroup(), exe: exe, pidfd: -1, noFile: noFileLimit(), ready: true}
-	h.pid, err = syscall.ForkExec(exe, []string{helperName, "for", strconv.Itoa(unix.Getpid())}, &syscall.ProcAttr{
+	caller := callerDescriptor()
+	defer unix.Close(caller)
+	h := newHelper(exe, pair[0])
+	h.cgroup, h.noFile = ownCgroup(), noFileLimit()
+	h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   environment(),
 		Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
 	})
 	if err != nil {
-		unix.Close(pair[0])
+		_ = h.conn.Close()
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
-	_ = unix.SetNonblock(pair[0], true) // it is a socket: this cannot fail
-	h.conn = os.NewFile(uintptr(pair[0]), "curfew control socket")
+	h.pid = h.child
 	return h, nil
+}
+
+func newHelper(exe string, socket int) *Helper {
+	_ = unix.SetNonblock(socket, true) // it is a socket: this cannot fail
+	return &Helper{exe: exe, pidfd: -1, ready: true, conn: os.NewFile(uintptr(socket), "curfew control socket")}
+}
+
+// nullDescriptor opens something that gives and takes nothing.
+func nullDescriptor() int {
+	fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// A root directory without /dev.
+		fd, _ = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+	}
+	return fd
+}
+
+// callerDescriptor opens a pidfd of ourselves, or what stands for none.
+func callerDescriptor() int {
+	fd, err := unix.PidfdOpen(unix.Getpid(), 0)
+	if err != nil {
+		return nullDescriptor()
+	}
+	return fd
 }
 
 // greet waits for the helper's first message.
@@ -147,28 +168,55 @@ func (h *Helper) greet(ctx context.Context) error {
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
 	}
-	h.state, h.known, h.greeted = m.Hello.State, m.Hello.StateKnown, true
+	h.pid, h.state, h.known, h.greeted = m.Hello.PID, m.Hello.State, m.Hello.StateKnown, true
 	return nil
 }
 
 // read returns the next message.
 func (h *Helper) read() (*message, []byte, error) {
 	for {
-		m, raw, _, err := h.in.next()
+		m, raw, files, err := h.in.next()
+		if m != nil && m.Hello != nil && len(files) == 1 && h.pidfd < 0 {
+			h.pidfd, files = files[0], nil
+		}
+		closeAll(files)
 		if m != nil || err != nil {
 			return m, raw, err
 		}
 		if h.buf == nil {
 			h.buf = make([]byte, 8<<10)
 		}
-		n, err := h.conn.Read(h.buf)
+		n, files, err := h.receive()
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := h.in.add(h.buf[:n], nil); err != nil {
+		if err := h.in.add(h.buf[:n], files); err != nil {
+			closeAll(h.in.files)
 			return nil, nil, err
 		}
 	}
+}
+
+// receive reads into h.buf, waiting as a Read of the connection does.
+func (h *Helper) receive() (n int, files []int, err error) {
+	if h.greeted {
+		n, err = h.conn.Read(h.buf) // no descriptors come after the first message
+		return n, nil, err
+	}
+	raw, err := h.conn.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	var oob [64]byte
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		n, files, failed = receive(int(fd), h.buf, oob[:])
+		return failed != unix.EAGAIN
+	})
+	if err == nil && failed == nil && n == 0 {
+		failed = io.EOF
+	}
+	return n, files, errors.Join(failed, err)
 }
 
 // runLimit bounds how long a helper may take to accept a request. It is idle, so
@@ -240,7 +288,9 @@ func (h *Helper) Signal(id string, sig syscall.Signal) error {
 	return h.tell(&message{Signal: &signalMessage{id, int(sig)}})
 }
 
-func (h *Helper) tell(m *message) error {
+func (h *Helper) tell(m *message) error { return h.tellWith(m, nil) }
+
+func (h *Helper) tellWith(m *message, files []int) error {
 	frame, err := encode(m, nil)
 	if err != nil {
 		return err
@@ -250,7 +300,7 @@ func (h *Helper) tell(m *message) error {
 	h.send.Lock()
 	defer h.send.Unlock()
 	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
-	return h.write(frame, nil)
+	return h.write(frame, files)
 }
 
 // write sends the frame and, with its first bytes, the descriptors.
@@ -298,18 +348,12 @@ func (h *Helper) Kill() {
 }
 
 // Close lets go of the helper: an idle one ends, one with survivors goes on
-// without us. It waits for the end of the process as long as limit, so that no
-// zombie stays, and reports whether it was reaped.
+// without us. It waits for its end as long as limit, so that no zombie of ours
+// stays, and reports whether it has ended. A guard's child is the guard's to
+// reap.
 func (h *Helper) Close(limit time.Duration) bool {
 	_ = h.conn.Close() // again is no harm
-	for end := time.Now().Add(limit); ; {
-		if h.reap() {
-			if h.pidfd >= 0 {
-				unix.Close(h.pidfd)
-				h.pidfd = -1
-			}
-			return true
-		}
+	for end := time.Now().Add(limit); !h.ended(); {
 		left := time.Until(end)
 		if left <= 0 {
 			return false
@@ -321,12 +365,26 @@ func (h *Helper) Close(limit time.Duration) bool {
 		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
 		_, _ = unix.Poll(fds[:], int(left.Milliseconds())+1)
 	}
+	if h.pidfd >= 0 {
+		unix.Close(h.pidfd)
+		h.pidfd = -1
+	}
+	return true
 }
 
-// reap collects the helper's exit status if it has ended. A caller that reaps
-// every child itself, or ignores SIGCHLD, has done that already.
-func (h *Helper) reap() bool {
-	for h.pid != 0 {
+// ended reports whether the helper has ended, and reaps it if it is our child. A
+// caller that reaps every child itself, or ignores SIGCHLD, has done that
+// already.
+func (h *Helper) ended() bool {
+	if h.guard != nil {
+		if h.pidfd < 0 {
+			return true // not to be known; it ends with its socket
+		}
+		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
+		n, _ := unix.Poll(fds[:], 0)
+		return n > 0
+	}
+	for h.child != 0 {
 		if h.pidfd >= 0 {
 			// Exact, where the caller reaps every child itself and the number
 			// is another child's by now.
@@ -337,15 +395,15 @@ func (h *Helper) reap() bool {
 			case err == nil && info.Signo == 0:
 				return false
 			case err != unix.EINVAL: // which Linux 5.3 answers
-				h.pid = 0
+				h.child = 0
 				return true
 			}
 		}
-		pid, err := unix.Wait4(h.pid, nil, unix.WNOHANG, nil)
+		pid, err := unix.Wait4(h.child, nil, unix.WNOHANG, nil)
 		switch {
 		case err == unix.EINTR:
-		case pid == h.pid || err != nil:
-			h.pid = 0 // never asked for again: the number is free now
+		case pid == h.child || err != nil:
+			h.child = 0 // never asked for again: the number is free now
 		default:
 			return false
 		}

@@ -63,7 +63,7 @@ func settings() Settings {
 // runCLI runs argv on a helper of the pool and returns what it wrote, the
 // report and the helper's pid.
 func runCLI(p *Pool, s Settings, argv ...string) (string, *Done, int, error) {
-	h, err := p.Get(context.Background())
+	h, err := p.Get(context.Background(), false)
 	if err != nil {
 		return "", nil, 0, err
 	}
@@ -278,7 +278,7 @@ func vandalRole([]string) error {
 // tests that look at it from outside.
 func clientRole(args []string) error {
 	var p Pool
-	h, err := p.Get(context.Background())
+	h, err := p.Get(context.Background(), false)
 	if err != nil {
 		return err
 	}
@@ -502,7 +502,7 @@ func TestGetIsCanceled(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(50*time.Millisecond, func() { cancel(cause) })
-	if h, err := p.Get(ctx); h != nil || !errors.Is(err, cause) {
+	if h, err := p.Get(ctx, false); h != nil || !errors.Is(err, cause) {
 		t.Errorf("got %v, %v", h, err)
 	}
 	if left := p.Close(); left != 0 {
@@ -514,7 +514,7 @@ func TestExecutableThatIsNoHelper(t *testing.T) {
 	t.Parallel()
 	p := Pool{Executable: "/bin/true"}
 	defer p.Close()
-	if h, err := p.Get(t.Context()); h != nil || !errors.Is(err, errRefused) {
+	if h, err := p.Get(t.Context(), false); h != nil || !errors.Is(err, errRefused) {
 		t.Errorf("got %v, %v", h, err)
 	}
 }
@@ -546,7 +546,7 @@ func TestLateStopIsNotForTheNext(t *testing.T) {
 	defer p.Close()
 	first := settings()
 	first.ID = "first"
-	h, err := p.Get(t.Context())
+	h, err := p.Get(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -554,7 +554,7 @@ func TestLateStopIsNotForTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Put(h)
-	if again, err := p.Get(t.Context()); err != nil || again != h {
+	if again, err := p.Get(t.Context(), false); err != nil || again != h {
 		t.Fatalf("another helper, or none: %v", err)
 	}
 	second := settings()

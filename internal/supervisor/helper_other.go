@@ -30,6 +30,8 @@ func (h *Helper) Kill()                                      {}
 
 func (h *Helper) Sweep(mark string, since, until time.Time) []outcome.Ended { return nil }
 
+func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
+
 // Pool keeps idle helpers for the next invocation.
 type Pool struct {
 	Executable string
@@ -37,10 +39,10 @@ type Pool struct {
 	MaxIdle    int
 }
 
-func (p *Pool) Get(context.Context) (*Helper, error) { return nil, errSystem }
-func (p *Pool) Put(*Helper)                          {}
-func (p *Pool) Discard(*Helper)                      {}
-func (p *Pool) Close() int                           { return 0 }
+func (p *Pool) Get(context.Context, bool) (*Helper, error) { return nil, errSystem }
+func (p *Pool) Put(*Helper)                                {}
+func (p *Pool) Discard(*Helper)                            {}
+func (p *Pool) Close() int                                 { return 0 }
 
 // Ignored reports whether this process ignores sig.
 func Ignored(syscall.Signal) bool { return false }

@@ -46,8 +46,10 @@ func (in *inbox) next() (m *message, raw []byte, files []int, err error) {
 		// points to is kept by raw.
 		in.buf = nil
 	}
-	if m.Run != nil {
-		files, in.files = in.files, nil
+	n := m.files()
+	if n > len(in.files) {
+		return nil, nil, nil, fmt.Errorf("%w: a message with %d descriptors of %d", errProtocol, len(in.files), n)
 	}
+	files, in.files = in.files[:n:n], in.files[n:]
 	return m, raw, files, nil
 }

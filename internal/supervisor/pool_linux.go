@@ -2,24 +2,31 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
 
-// Pool keeps idle helpers for the next invocation. The zero value is ready.
+// Pool has the helpers of a caller: the guards, and the idle supervisors that
+// are kept for the next invocation. The zero value is ready.
 type Pool struct {
 	// Executable to start helpers from; "" is the running one.
 	Executable string
 	// IdleTime is how long an idle helper is kept; 0 means DefaultIdleTime.
 	IdleTime time.Duration
-	// MaxIdle is how many idle helpers are kept; 0 means DefaultMaxIdle.
+	// MaxIdle is how many idle supervisors are kept; 0 means DefaultMaxIdle.
 	MaxIdle int
 
+	once  sync.Once
+	start chan struct{} // held by who starts a guard: the others wait for it and use it
+
 	mu       sync.Mutex
+	guards   []*Guard
 	idle     []*Helper // the one used last is last
-	straying []*Helper // let go of and not reaped yet
+	straying []*Helper // let go of and not ended yet
 	timer    *time.Timer
 	closed   bool
 }
@@ -34,13 +41,19 @@ const (
 // left to do.
 const reapLimit = time.Second
 
-// Get returns a helper whose CLI will inherit just what one started by the
+// Get returns a supervisor whose CLI will inherit just what one started by the
 // calling thread would inherit now. It takes an idle one if that is so, or
-// starts one. It blocks until the helper has answered.
-func (p *Pool) Get(ctx context.Context) (*Helper, error) {
-	for {
-		h, now, err := p.takeOrSpawn()
+// starts one. It blocks until the supervisor has answered.
+//
+// One that is to leave processes behind is alone: its parent is no guard, which
+// would end what was to be left.
+func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
+	for tries := 0; ; tries++ {
+		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
 		if err != nil {
+			if errors.Is(err, errGuardChanged) && tries == 0 {
+				continue
+			}
 			return nil, err
 		}
 		if h.greeted {
@@ -51,7 +64,8 @@ func (p *Pool) Get(ctx context.Context) (*Helper, error) {
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
-			continue // one that has ended meanwhile; each is met once
+			tries = -1 // one that has ended meanwhile; each is met once
+			continue
 		}
 		err = h.greet(ctx)
 		if err == nil && h.known && now != nil {
@@ -60,8 +74,16 @@ func (p *Pool) Get(ctx context.Context) (*Helper, error) {
 			}
 		}
 		if err != nil {
+			guard := h.guard
 			h.Kill()
 			p.letGo(h)
+			if guard != nil {
+				p.dismiss(guard)
+			}
+			// A guard that is older can have been changed, or be gone.
+			if ctx.Err() == nil && !fresh && tries == 0 {
+				continue
+			}
 			return nil, err
 		}
 		h.known = h.known && now != nil
@@ -69,31 +91,108 @@ func (p *Pool) Get(ctx context.Context) (*Helper, error) {
 	}
 }
 
-// takeOrSpawn does what depends on the calling thread. The state returned is
-// nil where it cannot be read: then no helper is used twice.
-func (p *Pool) takeOrSpawn() (*Helper, *State, error) {
+// errGuardChanged means that a guard is not what it was when it was started.
+var errGuardChanged = errors.New("supervisor: the guard has changed")
+
+// takeOrSpawn does what depends on the calling thread. fresh reports that the
+// guard was started for it. The state is nil where it cannot be read: then no
+// helper is used twice.
+func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bool, now *State, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	now, err := readState(0)
+	state, err := readState(0)
+	if err == nil {
+		now = &state
+	}
+	if alone {
+		h, err = spawn(p.Executable)
+		return h, true, now, err
+	}
+	noFile := noFileLimit()
+	if now != nil {
+		if h := p.take(now, noFile); h != nil {
+			return h, false, now, nil
+		}
+	}
+	g, fresh, err := p.guard(ctx, now, noFile)
 	if err != nil {
-		h, err := spawn(p.Executable)
-		return h, nil, err
+		return nil, fresh, now, err
 	}
-	if h := p.take(&now, noFileLimit()); h != nil {
-		return h, &now, nil
+	h, err = g.spawn()
+	if err != nil {
+		p.release(g)
+		p.dismiss(g)
+		if !fresh {
+			err = fmt.Errorf("%w: %w", errGuardChanged, err)
+		}
 	}
-	h, err := spawn(p.Executable)
-	return h, &now, err
+	return h, fresh, now, err
 }
 
-// take takes the helper used last that fits. Those that do not fit end when
+// guard returns a guard in the given state, which it starts if there is none.
+// The guard counts a helper more from then on.
+func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, fresh bool, err error) {
+	p.once.Do(func() { p.start = make(chan struct{}, 1) })
+	select {
+	case p.start <- struct{}{}:
+		defer func() { <-p.start }()
+	case <-ctx.Done():
+		return nil, false, context.Cause(ctx)
+	}
+	p.mu.Lock()
+	for _, g := range p.guards {
+		if now != nil && g.known && g.state == *now && g.noFile == noFile && g.alive() {
+			g.helpers++
+			p.mu.Unlock()
+			return g, false, nil
+		}
+	}
+	p.mu.Unlock()
+	if g, err = spawnGuard(p.Executable); err != nil {
+		return nil, true, err
+	}
+	if err = g.greet(ctx); err == nil && g.known && now != nil {
+		if what := now.Differs(&g.state); what != "" {
+			err = fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
+		}
+	}
+	if err != nil {
+		g.Kill()
+		p.letGo(g.Helper)
+		return nil, true, err
+	}
+	g.known = g.known && now != nil
+	g.helpers = 1
+	p.mu.Lock()
+	p.guards = append(p.guards, g)
+	p.mu.Unlock()
+	return g, true, nil
+}
+
+// release counts a helper less for its guard.
+func (p *Pool) release(g *Guard) {
+	p.mu.Lock()
+	g.helpers--
+	p.mu.Unlock()
+}
+
+// dismiss has the guard start no more supervisors. It ends when those that it
+// has do.
+func (p *Pool) dismiss(g *Guard) {
+	p.mu.Lock()
+	p.guards = slices.DeleteFunc(p.guards, func(other *Guard) bool { return other == g })
+	p.mu.Unlock()
+	p.letGo(g.Helper)
+}
+
+// take takes the supervisor used last that fits. Those that do not fit end when
 // their time is over: another thread may be what they fit.
 func (p *Pool) take(now *State, noFile uint64) *Helper {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := len(p.idle) - 1; i >= 0; i-- {
 		h := p.idle[i]
-		if h.state == *now && h.noFile == noFile {
+		if h.state == *now && h.noFile == noFile && (h.guard == nil || h.guard.alive()) {
 			p.idle = append(p.idle[:i], p.idle[i+1:]...)
 			return h
 		}
@@ -101,7 +200,7 @@ func (p *Pool) take(now *State, noFile uint64) *Helper {
 	return nil
 }
 
-// awaitReady waits for the helper to have made itself ready, which it does
+// awaitReady waits for the supervisor to have made itself ready, which it does
 // while the caller does something else.
 func (h *Helper) awaitReady(ctx context.Context) bool {
 	if h.ready {
@@ -118,79 +217,87 @@ func (h *Helper) awaitReady(ctx context.Context) bool {
 	return h.ready
 }
 
-// Put gives a helper back after its Done with an empty tree.
+// Put gives a supervisor back after its Done with an empty tree.
 func (p *Pool) Put(h *Helper) {
 	p.mu.Lock()
-	idleTime, most := p.IdleTime, p.MaxIdle
-	if idleTime == 0 {
-		idleTime = DefaultIdleTime
-	}
+	most := p.MaxIdle
 	if most == 0 {
 		most = DefaultMaxIdle
 	}
-	if p.closed || !h.known || len(p.idle) >= most {
+	if p.closed || !h.known || h.guard == nil || len(p.idle) >= most {
 		p.mu.Unlock()
 		p.letGo(h)
 		return
 	}
-	h.expires = time.Now().Add(idleTime)
+	h.expires = time.Now().Add(p.idleTime())
 	p.idle = append(p.idle, h)
-	if p.timer == nil {
-		p.timer = time.AfterFunc(idleTime, p.expire)
-	}
+	p.wakeIn(p.idleTime())
 	p.mu.Unlock()
 }
 
-// Discard lets go of a helper that is not to be used again: lost, or busy with
-// survivors.
+func (p *Pool) idleTime() time.Duration {
+	if p.IdleTime == 0 {
+		return DefaultIdleTime
+	}
+	return p.IdleTime
+}
+
+// wakeIn has expire run, if it is not going to anyway. p.mu is held.
+func (p *Pool) wakeIn(d time.Duration) {
+	if p.timer == nil && !p.closed {
+		p.timer = time.AfterFunc(d, p.expire)
+	}
+}
+
+// Discard lets go of a supervisor that is not to be used again: lost, or busy
+// with survivors.
 func (p *Pool) Discard(h *Helper) { p.letGo(h) }
 
 func (p *Pool) letGo(h *Helper) {
-	if h.Close(0) {
-		return
-	}
+	gone := h.Close(0)
 	p.mu.Lock()
-	p.straying = append(p.straying, h)
-	if p.timer == nil && !p.closed {
-		p.timer = time.AfterFunc(reapLimit, p.expire)
+	defer p.mu.Unlock()
+	if h.guard != nil {
+		h.guard.helpers--
 	}
-	p.mu.Unlock()
+	if !gone {
+		p.straying = append(p.straying, h)
+	}
+	p.wakeIn(min(reapLimit, p.idleTime()))
 }
 
-// expire ends what was idle too long and reaps what has ended.
+// expire ends what was idle too long, guards without supervisors too, and reaps
+// what has ended.
 func (p *Pool) expire() {
 	p.mu.Lock()
-	now := time.Now()
-	var old []*Helper
-	keep := p.idle[:0]
-	for _, h := range p.idle {
-		if now.Before(h.expires) {
-			keep = append(keep, h)
-		} else {
-			old = append(old, h)
-		}
-	}
-	clear(p.idle[len(keep):])
-	p.idle = keep
-	straying := p.straying[:0]
-	for _, h := range p.straying {
-		if !h.Close(0) {
-			straying = append(straying, h)
-		}
-	}
-	clear(p.straying[len(straying):])
-	p.straying = straying
+	defer p.mu.Unlock()
 	p.timer = nil
-	if !p.closed && len(p.idle)+len(p.straying)+len(old) > 0 {
-		next := reapLimit
-		if len(old)+len(p.straying) == 0 {
-			next = max(time.Until(p.idle[0].expires), time.Millisecond)
+	now := time.Now()
+	p.idle = slices.DeleteFunc(p.idle, func(h *Helper) bool {
+		if now.Before(h.expires) {
+			return false
 		}
-		p.timer = time.AfterFunc(next, p.expire)
-	}
-	p.mu.Unlock()
-	for _, h := range old {
-		p.letGo(h)
+		h.guard.helpers--
+		if !h.Close(0) {
+			p.straying = append(p.straying, h)
+		}
+		return true
+	})
+	p.guards = slices.DeleteFunc(p.guards, func(g *Guard) bool {
+		if g.helpers > 0 && g.alive() {
+			return false
+		}
+		if !g.Close(0) {
+			p.straying = append(p.straying, g.Helper)
+		}
+		return true
+	})
+	p.straying = slices.DeleteFunc(p.straying, func(h *Helper) bool { return h.Close(0) })
+	switch {
+	case len(p.straying) > 0:
+		p.wakeIn(reapLimit)
+	case len(p.idle) > 0:
+		p.wakeIn(max(time.Until(p.idle[0].expires), time.Millisecond))
 	}
 }
 
@@ -201,7 +308,10 @@ func (p *Pool) Close() int {
 	p.mu.Lock()
 	p.closed = true
 	all := append(p.idle, p.straying...)
-	p.idle, p.straying = nil, nil
+	for _, g := range p.guards {
+		all = append(all, g.Helper)
+	}
+	p.idle, p.straying, p.guards = nil, nil, nil
 	if p.timer != nil {
 		p.timer.Stop()
 		p.timer = nil

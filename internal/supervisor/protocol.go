@@ -38,7 +38,14 @@ type message struct {
 	Stop   *StopRequest   `json:"stop,omitempty"`
 	Signal *signalMessage `json:"signal,omitempty"`
 
-	// From the helper.
+	// To the guard.
+	Spawn *struct{}    `json:"spawn,omitempty"`
+	Lost  *lostMessage `json:"lost,omitempty"`
+
+	// From the guard, on a socket of its own for each question.
+	Swept *Swept `json:"swept,omitempty"`
+
+	// From either.
 	Hello       *helloMessage `json:"hello,omitempty"`
 	Started     *Started      `json:"started,omitempty"`
 	StartFailed *StartFailed  `json:"start_failed,omitempty"`
@@ -56,6 +63,8 @@ type helloMessage struct {
 	State   State `json:"state"`
 	// StateKnown is false where the state could not be read.
 	StateKnown bool `json:"state_known"`
+	// Pidfd: a pidfd of the helper comes with it.
+	Pidfd bool `json:"pidfd"`
 }
 
 // runMessage is a Request without what its raw part carries: the path, the
@@ -70,6 +79,20 @@ type runMessage struct {
 type signalMessage struct {
 	ID     string `json:"id"`
 	Signal int    `json:"signal"`
+}
+
+// lostMessage asks the guard about a supervisor that is lost. With it comes the
+// socket for the answer, which the guard gives when nothing of what that
+// supervisor held is left.
+type lostMessage struct {
+	PID int `json:"pid"`
+}
+
+// Swept says that nothing is left of what a lost supervisor held, and what had
+// to be ended. What two that were lost at once had held is told with both.
+type Swept struct {
+	Ended     []outcome.Ended `json:"ended"`
+	EndedMore int             `json:"ended_more,omitempty"`
 }
 
 // failedMessage is the helper's last word when it met something it cannot
@@ -154,6 +177,21 @@ type Done struct {
 	Cleanup   outcome.Cleanup `json:"cleanup"`
 }
 
+// files is how many descriptors come with m.
+func (m *message) files() int {
+	switch {
+	case m.Run != nil:
+		return len(m.Run.Numbers) + 1
+	case m.Spawn != nil:
+		return 2 // the supervisor's end of its control socket, and the caller's pidfd
+	case m.Lost != nil:
+		return 1
+	case m.Hello != nil && m.Hello.Pidfd:
+		return 1
+	}
+	return 0
+}
+
 // errProtocol wraps every complaint about what the other side sent.
 var errProtocol = errors.New("supervisor: protocol violated")
 
@@ -188,7 +226,7 @@ func decode(b []byte) (*message, error) {
 		return nil, fmt.Errorf("%w: %v", errProtocol, err)
 	}
 	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Hello != nil, m.Started != nil,
+	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Spawn != nil, m.Lost != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
 		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
 		if set {
 			said++
@@ -296,3 +334,8 @@ type Event struct {
 // sendLimit is how long a message may take to be accepted: an end whose socket
 // stays full is not reading.
 const sendLimit = 500 * time.Millisecond
+
+// Cleanup is what the guard's word makes of the cleanup.
+func (s *Swept) Cleanup() outcome.Cleanup {
+	return outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore}
+}

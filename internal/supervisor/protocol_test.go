@@ -42,7 +42,7 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 		all = append(all, frame(t, m, []byte("raw \xff\x00"))...)
 	}
 	for _, size := range []int{1, 3, 7, 64, len(all)} {
-		var in inbox
+		in := inbox{files: []int{10, 11, 12, 13}}
 		var got []*message
 		for rest := all; len(rest) > 0; {
 			n := min(size, len(rest))
@@ -74,11 +74,11 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 // cut.
 func TestInboxGivesFilesToTheRun(t *testing.T) {
 	var in inbox
-	run := frame(t, &message{Run: &runMessage{Args: 1}}, nil)
+	run := frame(t, &message{Run: &runMessage{Settings: Settings{Numbers: []int{1}}, Args: 1}}, nil)
 	if err := in.add(append(frame(t, &message{Stop: &StopRequest{}}, nil), run[:5]...), []int{7}); err != nil {
 		t.Fatal(err)
 	}
-	if m, _, files, err := in.next(); err != nil || m.Stop == nil || files != nil {
+	if m, _, files, err := in.next(); err != nil || m.Stop == nil || len(files) != 0 {
 		t.Fatalf("got %+v %v %v", m, files, err)
 	}
 	if err := in.add(run[5:], []int{8}); err != nil {
@@ -162,6 +162,24 @@ func TestTakeRunRefuses(t *testing.T) {
 	}
 }
 
+// A message that wants more descriptors than came is refused, also where the
+// stream went on.
+func TestInboxMissesFiles(t *testing.T) {
+	for name, m := range map[string]*message{
+		"spawn": {Spawn: &struct{}{}},
+		"lost":  {Lost: &lostMessage{PID: 5}},
+		"run":   {Run: &runMessage{Settings: Settings{Numbers: []int{0, 1}}}},
+	} {
+		in := inbox{}
+		if err := in.add(frame(t, m, nil), make([]int, m.files()-1)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, _, err := in.next(); !errors.Is(err, errProtocol) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
 func TestEncodeRefusesWhatCannotBeSent(t *testing.T) {
 	if _, err := encode(&message{Ready: &struct{}{}}, make([]byte, maxRaw+1)); err == nil {
 		t.Error("a raw part beyond the limit was encoded")
@@ -180,7 +198,7 @@ func FuzzInbox(f *testing.F) {
 		var in inbox
 		for len(b) > 0 {
 			n := min(int(piece)+1, len(b))
-			if in.add(b[:n], nil) != nil {
+			if in.add(b[:n], []int{3}) != nil {
 				return
 			}
 			b = b[n:]

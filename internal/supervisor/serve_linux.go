@@ -46,8 +46,7 @@ type run struct {
 	lingerEnd time.Time
 	lookAgain time.Time // when to see whether the leftovers still hold a file
 	lookWait  time.Duration
-	killWait  time.Duration // back-off between two strikes that found nothing
-	nextKill  time.Time
+	killer    killer
 	gaveUp    bool // reported; going on in the background
 }
 
@@ -64,9 +63,21 @@ func serve() {
 	}
 	s.state, err = readState(unix.Gettid())
 	s.stateOK = err == nil
-	s.send(&message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: s.state, StateKnown: s.stateOK}})
+	s.hangUp = hello(s.state, s.stateOK) != nil
 	for s.step() {
 	}
+}
+
+// hello is a helper's first word. With it goes a pidfd of the helper, by which
+// the caller can end it without a doubt who it is.
+func hello(state State, known bool) error {
+	m := &message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: state, StateKnown: known}}
+	var files []int
+	if fd, err := unix.PidfdOpen(unix.Getpid(), 0); err == nil {
+		defer unix.Close(fd)
+		m.Hello.Pidfd, files = true, []int{fd}
+	}
+	return sendOn(controlFD, m, files)
 }
 
 // step waits for the next thing to happen and handles it. False ends the
@@ -141,7 +152,7 @@ func (s *server) wake() time.Time {
 		sooner(r.deadline)
 	}
 	sooner(r.lookAgain)
-	sooner(r.nextKill)
+	sooner(r.killer.next)
 	return at
 }
 
@@ -452,7 +463,7 @@ func (s *server) act(actions []proctree.Action) {
 			}
 		case proctree.Kill:
 			s.rung(outcome.StepKill, int(syscall.SIGKILL))
-			r.killWait, r.nextKill = 0, time.Now()
+			r.killer = killer{}
 		case proctree.GiveUp:
 			s.rung(outcome.StepGiveUp, 0)
 			s.giveUp()
@@ -467,51 +478,17 @@ func (s *server) rung(name outcome.StepName, sig int) {
 	c.Steps = append(c.Steps, outcome.Step{Name: name, Signal: sig, After: max(time.Since(began), 0)})
 }
 
-// Back-off of the kill phase. When nothing has died for killStall, the strike
-// goes below our own children too: a process with much memory takes some 100 ms
-// per GB to die, and only then do its children fall to us. From there on it
-// strikes less and less often, and a survivor at last every killSlow.
-const (
-	killStall = 5 * time.Millisecond
-	killMax   = 100 * time.Millisecond
-	killSlow  = 5 * time.Second
-)
-
-// kill strikes as long as there is progress, and then waits for the next death
-// or the back-off. Striking comes first and reaping only when a pass finds
-// nothing new: a zombie keeps its place under a task limit.
+// kill strikes what is left, until it is time for something else.
 func (s *server) kill(now time.Time) {
 	r := s.run
-	below := r.killWait > 0 && !now.Before(r.nextKill) // nothing died in all that time
-	for {
-		if s.tree.Strike(below) > 0 {
-			r.killWait, below = 0, false
-			if s.interrupted() {
-				r.nextKill = now
-				return
-			}
-			continue
-		}
-		n, ev := s.tree.Reap()
-		s.news(ev)
-		if s.run != r {
-			return
-		}
-		if n == 0 {
-			break
-		}
-		r.killWait = 0
-		if s.interrupted() {
-			r.nextKill = now
-			return
-		}
-	}
-	limit := killMax
+	slowest := killMax
 	if r.gaveUp {
-		limit = killSlow
+		slowest = killSlow
 	}
-	r.killWait = min(max(2*r.killWait, killStall), limit)
-	r.nextKill = time.Now().Add(r.killWait)
+	r.killer.strike(s.tree, now, slowest, func(ev proctree.Event) (goOn bool) {
+		s.news(ev)
+		return s.run == r
+	}, s.interrupted)
 }
 
 // interrupted reports whether the ladder or the caller wants a turn.
@@ -591,23 +568,31 @@ func (s *server) makeReady() {
 
 // send sends m to the caller. A caller that does not read its messages is none.
 func (s *server) send(m *message) {
-	if s.callerGone {
-		return
+	if !s.callerGone && sendOn(controlFD, m, nil) != nil {
+		s.hangUp = true
 	}
+}
+
+// sendOn sends a message with descriptors over a socket, within a limit.
+func sendOn(fd int, m *message, files []int) error {
 	frame, err := encode(m, nil)
+	var oob []byte
+	if len(files) > 0 {
+		oob = unix.UnixRights(files...)
+	}
 	for end := time.Now().Add(sendLimit); err == nil && len(frame) > 0; {
 		var n int
-		n, err = unix.SendmsgN(controlFD, frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, err = unix.SendmsgN(fd, frame, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 		switch {
 		case err == unix.EINTR:
 			err = nil
 		case err == unix.EAGAIN && time.Now().Before(end):
-			wait([]unix.PollFd{{Fd: controlFD, Events: unix.POLLOUT}}, end)
+			wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, end)
 			err = nil
 		}
-		frame = frame[max(n, 0):]
+		if n > 0 {
+			frame, oob = frame[n:], nil
+		}
 	}
-	if err != nil {
-		s.hangUp = true
-	}
+	return err
 }

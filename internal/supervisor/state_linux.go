@@ -180,6 +180,17 @@ func readSmall(path string, buf []byte) ([]byte, error) {
 	return nil, fmt.Errorf("supervisor: %s is larger than %d bytes", path, len(buf))
 }
 
+// readSmallPart reads the beginning of a file, as much as fits into buf.
+func readSmallPart(path string, buf []byte) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buf)
+	return buf[:max(n, 0)], err
+}
+
 // threadBits reads what only the thread itself can change. The keep-caps bit
 // is left out: an exec clears it.
 func threadBits() string {

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -13,8 +14,11 @@ import (
 	"curfew/proctree"
 )
 
-// helperName is argv[0] of a helper, and what people see in ps.
-const helperName = "curfew-supervisor"
+// argv[0] of the helpers, and what people see in ps.
+const (
+	helperName = "curfew-supervisor"
+	guardName  = "curfew-guard"
+)
 
 // The descriptors a helper is started with, besides /dev/null on 0 to 2.
 const (
@@ -26,17 +30,54 @@ const (
 // go on as the program that it is a copy of.
 const exitRefused = 125
 
+// helperVar is in the environment of every helper, and of nothing else. It tells
+// a helper that was not taken over: an init function that ran before ours can
+// have changed os.Args, or started the program's own work.
+const helperVar = "CURFEW_HELPER"
+
 func init() {
-	if len(os.Args) == 0 || os.Args[0] != helperName || !isSocket(controlFD) {
+	if !isSocket(controlFD) {
 		return
 	}
-	if why := guardDoor(); why != "" {
-		_, _ = os.Stderr.WriteString(helperName + ": refused: " + why + "\n")
-		syscall.Exit(exitRefused)
+	name := processName()
+	if name != helperName && name != guardName {
+		if os.Getenv(helperVar) != "" {
+			// It would go on as another copy of the program, which starts
+			// helpers of its own.
+			refuse("this process was started as a helper, and does not look like one")
+		}
+		return
+	}
+	if why := checkDoor(); why != "" {
+		refuse(why)
 	}
 	runtime.LockOSThread()
-	serve()
+	if name == guardName {
+		serveGuard()
+	} else {
+		serve()
+	}
 	syscall.Exit(0)
+}
+
+func refuse(why string) {
+	_, _ = os.Stderr.WriteString("curfew: helper refused: " + why + "\n")
+	syscall.Exit(exitRefused)
+}
+
+// processName is argv[0] as the kernel has it: os.Args can have been changed by
+// an init function that ran before.
+func processName() string {
+	var buf [64]byte
+	b, err := readSmallPart("/proc/self/cmdline", buf[:])
+	if err != nil || len(b) == 0 {
+		if len(os.Args) == 0 {
+			return ""
+		}
+		return os.Args[0]
+	}
+	name, _, _ := bytes.Cut(b, []byte{0})
+	return string(name)
 }
 
 func isSocket(fd int) bool {
@@ -44,9 +85,9 @@ func isSocket(fd int) bool {
 	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-// guardDoor says why this process must not serve the other end of its socket:
+// checkDoor says why this process must not serve the other end of its socket:
 // it has privileges that the other end may not have.
-func guardDoor() string {
+func checkDoor() string {
 	const atSecure = 23
 	auxv, err := unix.Auxv()
 	if err != nil {

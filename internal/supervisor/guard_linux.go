@@ -1,0 +1,335 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/proctree"
+)
+
+// warden is the guard's main loop. The guard is the caller's only child and the
+// parent of its supervisors. It is a subreaper: when a supervisor dies, the tree
+// that it held falls to the guard, and a child of the guard that is no
+// supervisor can only be such an orphan. It is ended.
+type warden struct {
+	tree *proctree.Tree
+	in   inbox
+	null int
+	root int
+
+	exe, callerPID string // to start supervisors from, and for people to see
+	env            []string
+
+	callerGone bool
+	spawns     []spawnOrder // waiting; the first one is being carried out
+	starting   bool
+	killer     killer
+	peeling    bool // there is a child that is no supervisor
+	fallen     []int
+	swept      []sweptWard // what is known of supervisors that are gone
+	questions  []question
+	asleep     map[int]int // how often a supervisor was found suspended
+
+	buf [4 << 10]byte
+	oob [1024]byte
+}
+
+type spawnOrder struct{ socket, caller int }
+
+type question struct{ pid, socket int }
+
+type sweptWard struct {
+	pid    int
+	report Swept
+}
+
+// keepSwept is for how many supervisors it is remembered what their end left to
+// do. The caller asks at once when it finds one lost.
+const keepSwept = 256
+
+func serveGuard() {
+	settle()
+	g := &warden{exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}}
+	var err error
+	if len(os.Args) > 2 {
+		g.callerPID, g.exe = os.Args[1], os.Args[2]
+	}
+	if g.tree, err = proctree.OpenForWards(); err == nil {
+		g.root, err = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil)
+		return
+	}
+	if g.null, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		g.null = g.root // gives and takes nothing either
+	}
+	state, err := readState(unix.Gettid())
+	if hello(state, err == nil) != nil {
+		return
+	}
+	for g.step() {
+	}
+}
+
+// step waits for the next thing to happen and handles it. False ends the guard.
+func (g *warden) step() bool {
+	fds := [3]unix.PollFd{
+		{Fd: int32(g.tree.FD()), Events: unix.POLLIN},
+		{Fd: controlFD, Events: unix.POLLIN},
+		{Fd: callerFD, Events: unix.POLLIN},
+	}
+	n := 3
+	if g.callerGone {
+		n = 1
+	}
+	var until time.Time
+	if g.peeling {
+		until = g.killer.next
+	}
+	if g.callerGone {
+		if look := time.Now().Add(lookEvery); until.IsZero() || look.Before(until) {
+			until = look
+		}
+	}
+	wait(fds[:n], until)
+	if g.callerGone {
+		g.wakeWards()
+	}
+	if n == 3 {
+		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD)
+		if fds[1].Revents != 0 && !g.listen() || gone {
+			// The supervisors see the same and end by themselves.
+			g.callerGone = true
+		}
+	}
+	over := g.news(g.tree.Collect(g.peeling))
+	if !g.peeling && !g.starting && !g.tree.OnlyWards() {
+		g.peeling, g.killer = true, killer{}
+	}
+	if g.peeling {
+		g.killer.strike(g.tree, time.Now(), killSlow, func(ev proctree.Event) bool {
+			over = g.news(ev) || over
+			g.peeling = !g.tree.OnlyWards()
+			return g.peeling
+		}, g.interrupted)
+	}
+	if !g.peeling && !g.starting {
+		g.settleUp()
+	}
+	g.spawnNext()
+	if g.callerGone && !g.starting && len(g.spawns) == 0 && !over {
+		_, ev := g.tree.Reap()
+		over = g.news(ev)
+	}
+	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0)
+}
+
+// lookEvery is how often the guard looks after its supervisors when the caller
+// is gone, and suspendedFor is how many looks in a row one may be found
+// suspended: nobody else would notice that it cannot end its tree.
+const (
+	lookEvery    = 100 * time.Millisecond
+	suspendedFor = 10
+)
+
+// wakeWards resumes supervisors that somebody has suspended, and ends those that
+// do not stay awake; their trees fall to us.
+func (g *warden) wakeWards() {
+	for _, pid := range g.tree.Suspended() {
+		g.asleep[pid]++
+		if g.asleep[pid] > suspendedFor {
+			g.tree.EndWard(pid)
+		} else {
+			g.tree.ResumeWard(pid)
+		}
+	}
+}
+
+// news handles what was seen of the children, and reports whether there is none.
+func (g *warden) news(ev proctree.Event) (none bool) {
+	if ev.StartDone {
+		g.starting = false
+		order := g.spawns[0]
+		g.spawns = g.spawns[1:]
+		if ev.StartErr != nil {
+			_ = sendOn(order.socket, &message{Failed: &failedMessage{Error: ev.StartErr.Error()}}, nil)
+		}
+		closeAll([]int{order.socket, order.caller})
+	}
+	g.fallen = append(g.fallen, ev.Wards...)
+	return ev.Empty
+}
+
+// settleUp notes what the supervisors that have died had left, now that nothing
+// of it is there any more, and answers who has asked.
+func (g *warden) settleUp() {
+	if len(g.fallen) > 0 {
+		var report Swept
+		report.Ended, report.EndedMore = g.tree.Ended()
+		for _, pid := range g.fallen {
+			g.swept = append(g.swept, sweptWard{pid, report})
+		}
+		g.fallen = nil
+		g.tree.Forget()
+		if more := len(g.swept) - keepSwept; more > 0 {
+			g.swept = slices.Delete(g.swept, 0, more)
+		}
+	}
+	g.questions = slices.DeleteFunc(g.questions, func(q question) bool {
+		if g.tree.IsWard(q.pid) {
+			return false
+		}
+		var report Swept
+		for _, s := range g.swept {
+			if s.pid == q.pid {
+				report = s.report // the last one, should the number have come again
+			}
+		}
+		_ = sendOn(q.socket, &message{Swept: &report}, nil) // who does not listen need not know
+		unix.Close(q.socket)
+		return true
+	})
+}
+
+// spawnNext starts the next supervisor that was ordered.
+func (g *warden) spawnNext() {
+	if g.starting || len(g.spawns) == 0 {
+		return
+	}
+	order := g.spawns[0]
+	g.starting = true
+	g.tree.Start(&proctree.Spec{
+		Path: g.exe, Argv: []string{helperName, g.callerPID, g.exe}, Env: g.env, Dir: g.root,
+		Files: []int{g.null, g.null, g.null, order.socket, order.caller}, Ward: true,
+	})
+}
+
+// interrupted reports whether somebody wants a turn.
+func (g *warden) interrupted() bool {
+	fds := [1]unix.PollFd{{Fd: controlFD, Events: unix.POLLIN}}
+	n, _ := unix.Poll(fds[:], 0)
+	return n > 0 && !g.callerGone
+}
+
+// listen reads what the caller says. False if the caller is gone, or said what
+// cannot be served.
+func (g *warden) listen() bool {
+	n, files, err := receive(controlFD, g.buf[:], g.oob[:])
+	switch {
+	case err == unix.EAGAIN:
+		return true
+	case err != nil || n == 0:
+		closeAll(files)
+		return false
+	}
+	err = g.in.add(g.buf[:n], files)
+	for err == nil {
+		var m *message
+		var fds []int
+		m, _, fds, err = g.in.next()
+		switch {
+		case err != nil:
+		case m == nil:
+			return true
+		case m.Spawn != nil:
+			g.spawns = append(g.spawns, spawnOrder{fds[0], fds[1]})
+		case m.Lost != nil:
+			g.questions = append(g.questions, question{m.Lost.PID, fds[0]})
+		default:
+			closeAll(fds)
+			err = fmt.Errorf("%w: a message that is not for the guard", errProtocol)
+		}
+	}
+	closeAll(g.in.files)
+	g.in = inbox{}
+	_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil)
+	return false
+}
+
+// Guard is the caller's end of a guard.
+type Guard struct {
+	*Helper     // for its socket, its state and its end
+	helpers int // how many of its supervisors the Pool has given out or keeps
+}
+
+// spawnGuard starts a guard. The calling goroutine must be locked to its thread:
+// the guard, its supervisors and their CLIs inherit from it.
+func spawnGuard(exe string) (*Guard, error) {
+	h, err := start(guardName, exe)
+	if err != nil {
+		return nil, err
+	}
+	return &Guard{Helper: h}, nil
+}
+
+// spawn has the guard start a supervisor. The supervisor has to be greeted.
+func (g *Guard) spawn() (*Helper, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	defer unix.Close(pair[1])
+	caller := callerDescriptor()
+	defer unix.Close(caller)
+	h := newHelper(g.exe, pair[0])
+	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
+	if err := g.tellWith(&message{Spawn: &struct{}{}}, []int{pair[1], caller}); err != nil {
+		_ = h.conn.Close()
+		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
+	}
+	return h, nil
+}
+
+// errGuardLost means that the guard cannot answer for its supervisor.
+var errGuardLost = errors.New("supervisor: the guard is lost too")
+
+// Swept waits until nothing is left of what the helper, which is lost, had held,
+// as its guard knows it, at most until the given time.
+func (h *Helper) Swept(until time.Time) (*Swept, error) {
+	if h.guard == nil || h.pid == 0 {
+		return nil, errGuardLost
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	answer := newHelper(h.exe, pair[0])
+	defer answer.conn.Close()
+	err = h.guard.tellWith(&message{Lost: &lostMessage{PID: h.pid}}, []int{pair[1]})
+	unix.Close(pair[1])
+	if err != nil {
+		return nil, errGuardLost
+	}
+	answer.Interrupt(until)
+	m, _, err := answer.read()
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, err
+	case err != nil || m.Swept == nil:
+		return nil, errGuardLost
+	}
+	return m.Swept, nil
+}
+
+// alive reports whether the guard can be asked.
+func (g *Guard) alive() bool {
+	raw, err := g.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ok := false
+	err = raw.Control(func(fd uintptr) {
+		// It says nothing unasked: what can be read is its end.
+		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds[:], 0)
+		ok = n == 0 && err == nil
+	})
+	return ok && err == nil
+}

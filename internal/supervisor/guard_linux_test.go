@@ -1,0 +1,294 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+func init() {
+	roles["suspends"] = suspendsRole
+}
+
+// lostRun begins a CLI with a daemon below it on a supervisor of the pool, and
+// returns when both run. Whoever lives of them holds the pipe.
+func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
+	t.Helper()
+	h, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	dir, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "trap '' TERM; env -i setsid sh -c 'echo ready; sleep " + tooLong + "' & sleep " + tooLong
+	err = h.Run(t.Context(), &Request{Settings: settings(), Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{int(w.Fd())}})
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	if n, err := r.Read(make([]byte, 16)); n == 0 {
+		t.Fatalf("the CLI does not come to life: %v", err)
+	}
+	return h, r
+}
+
+func atEOF(t *testing.T, r *os.File) {
+	t.Helper()
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	if n, err := r.Read(make([]byte, 16)); err != io.EOF {
+		t.Errorf("%d bytes, %v: something still holds the pipe", n, err)
+	}
+}
+
+func pidfd(t *testing.T, pid int) int {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// What a killed supervisor held is ended by the guard, which proves it, also
+// where the environment was wiped and the session is another.
+func TestSupervisorIsKilled(t *testing.T) {
+	t.Parallel()
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "suspended": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var p Pool
+			defer p.Close()
+			h, held := lostRun(t, &p)
+			if err := unix.PidfdSendSignal(h.pidfd, sig, nil, 0); err != nil {
+				t.Fatal(err)
+			}
+			h.Kill()
+			swept, err := h.Swept(time.Now().Add(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw, err := held.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = raw.Control(func(fd uintptr) { // it must be at its end already
+				fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+				if n, err := unix.Poll(fds, 0); n != 1 || fds[0].Revents != unix.POLLHUP {
+					t.Errorf("swept, and the pipe is held: %d, %v, %#x", n, err, fds[0].Revents)
+				}
+			})
+			if c := swept.Cleanup(); c.Proof != outcome.ChildList || len(c.Ended) == 0 {
+				t.Errorf("cleanup is %+v", c)
+			}
+			p.Discard(h)
+		})
+	}
+}
+
+// Two that are lost at once are both swept, and their neighbour is not.
+func TestTwoSupervisorsAreKilled(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	one, heldByOne := lostRun(t, &p)
+	two, heldByTwo := lostRun(t, &p)
+	neighbour, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.guard != two.guard || one.guard != neighbour.guard {
+		t.Fatal("they have different guards")
+	}
+	one.Kill()
+	two.Kill()
+	for _, h := range []*Helper{one, two} {
+		if _, err := h.Swept(time.Now().Add(patience)); err != nil {
+			t.Error(err)
+		}
+	}
+	atEOF(t, heldByOne)
+	atEOF(t, heldByTwo)
+	if out, _, err := runOn(neighbour, settings(), "echo", "untouched"); err != nil || out != "untouched\n" {
+		t.Errorf("the neighbour: %q, %v", out, err)
+	}
+	p.Discard(one)
+	p.Discard(two)
+	p.Put(neighbour)
+}
+
+// A guard that is killed is replaced; what runs goes on.
+func TestGuardIsKilled(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	h, held := lostRun(t, &p)
+	guard := h.guard
+	guard.Kill()
+	fds := []unix.PollFd{{Fd: int32(guard.pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 1 {
+		t.Fatalf("the guard lives on: %v", err)
+	}
+	other, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other.guard == guard {
+		t.Error("a supervisor of the dead guard was given out")
+	}
+	if out, _, err := runOn(other, settings(), "echo", "on"); err != nil || out != "on\n" {
+		t.Errorf("on the new one: %q, %v", out, err)
+	}
+	p.Put(other)
+	if _, err := h.Swept(time.Now().Add(time.Millisecond)); !errors.Is(err, errGuardLost) {
+		t.Errorf("the dead guard's word: %v", err)
+	}
+	// The running one still stops its tree, and proves it.
+	if err := h.Stop(StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+		t.Fatal(err)
+	}
+	h.Interrupt(time.Now().Add(patience))
+	for {
+		ev, err := h.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Done != nil {
+			if ev.Done.Cleanup.Proof != outcome.NoChildren {
+				t.Errorf("cleanup is %+v", ev.Done.Cleanup)
+			}
+			break
+		}
+	}
+	atEOF(t, held)
+	p.Discard(h)
+}
+
+// Many supervisors are started while others run.
+func TestManySupervisors(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	var wg sync.WaitGroup
+	var all [24]*Helper
+	for i := range all {
+		wg.Go(func() {
+			var err error
+			if all[i], err = p.Get(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, h := range all {
+		if h == nil {
+			continue
+		}
+		if h.guard != all[0].guard {
+			t.Error("more than one guard for one state")
+		}
+		p.Put(h)
+	}
+}
+
+// A caller is killed whose supervisor is suspended, and whose CLI suspends it
+// again and again: the guard sees to it that both end.
+func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=suspends")
+	cmd.ExtraFiles = []*os.File{w}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	buf := make([]byte, 32)
+	n, _ := out.Read(buf)
+	supervisor, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := pidfd(t, supervisor)
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	if _, err := r.Read(buf[:1]); err != nil {
+		t.Fatalf("the CLI does not come to life: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 1 {
+		t.Errorf("the supervisor outlives its caller: %v", err)
+	}
+	for end := time.Now().Add(patience); ; {
+		_ = r.SetReadDeadline(end)
+		if _, err := r.Read(buf); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatalf("something still holds the pipe: %v", err)
+		}
+	}
+}
+
+func suspendsRole([]string) error {
+	var p Pool
+	h, err := p.Get(context.Background(), false)
+	if err != nil {
+		return err
+	}
+	fmt.Println(h.pid)
+	dir, err := os.Open("/")
+	if err != nil {
+		return err
+	}
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		return err
+	}
+	script := "i=0; while [ $i -lt 2000 ]; do kill -STOP $PPID; echo x >&3; sleep 0.02; i=$((i+1)); done"
+	s := settings()
+	s.Numbers = []int{3}
+	if err := h.Run(context.Background(), &Request{Settings: s, Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{3}}); err != nil {
+		return err
+	}
+	unix.Close(3)
+	_, err = h.Next()
+	for err == nil {
+		_, err = h.Next()
+	}
+	return err
+}
