@@ -895,9 +895,11 @@ func (t *Tree) ForkingThread() int { return t.forkingTID }
 // its beginning to its end misses nobody who was in it when the read began, and
 // somebody who came in during the read would have had an ancestor there.
 //
-// False also where the list cannot be read.
+// Without /proc the kernel is asked for every pid there can be, which takes its
+// time; the same argument holds. False while a ward is being started: it is
+// none yet.
 func (t *Tree) OnlyWards() bool {
-	if t.starting || len(t.lists) == 0 {
+	if t.starting {
 		return false
 	}
 	n := 0
@@ -912,8 +914,19 @@ func (t *Tree) OnlyWards() bool {
 			return false
 		}
 	}
-	// An empty list could also be one that was not read.
-	return n == len(t.wards)
+	if len(t.lists) == 2 && n == len(t.wards) {
+		return true
+	}
+	if n > 0 {
+		return false
+	}
+	// Nothing could be read.
+	for pid := 2; pid < t.pidMax; pid++ {
+		if !t.wards[pid] && stateOf(pid) != childNone {
+			return false
+		}
+	}
+	return true
 }
 
 // IsWard reports whether pid is a ward whose exit was not seen yet.

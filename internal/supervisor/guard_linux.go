@@ -110,10 +110,11 @@ func (g *warden) step() bool {
 		}
 	}
 	over := g.news(g.tree.Collect(g.peeling))
-	if !g.peeling && !g.starting && !g.tree.OnlyWards() {
+	// A ward that is being started must not be taken for an orphan.
+	if !g.peeling && !g.starting && len(g.fallen) > 0 && !g.tree.OnlyWards() {
 		g.peeling, g.killer = true, killer{}
 	}
-	if g.peeling {
+	if g.peeling && !g.starting {
 		g.killer.strike(g.tree, time.Now(), killSlow, func(ev proctree.Event) bool {
 			over = g.news(ev) || over
 			g.peeling = !g.tree.OnlyWards()
