@@ -141,7 +141,8 @@ func printJSON(o outcome.Outcome, signaled <-chan struct{}) error {
 		done <- err
 	}()
 	var limit <-chan time.Time
-	if o.Status == outcome.Unknown {
+	// Also if the stop came before the start.
+	if o.Cause != outcome.CauseExit && o.Cause != outcome.CauseStartFailed {
 		limit = time.After(stalled)
 	}
 	select {

@@ -259,14 +259,14 @@ func TestStderrHoldsNothingUp(t *testing.T) {
 			return w
 		},
 	} {
-		cmd := curfew(t, "run", "-t", "0.2", "-g", "0", "--", "sleep", tooLong)
+		cmd := curfew(t, "run", "-t", "2", "-g", "0", "--", "sleep", tooLong)
 		cmd.Stderr = stderr()
 		if r := runToEnd(t, cmd); r.code != exitTimeout || r.took > soon {
 			t.Errorf("%s: exit code %d after %v, want %d at once", name, r.code, r.took, exitTimeout)
 		}
 	}
 	for _, redirect := range []string{"2>&-", ">&- 2>&-", "<&- >&- 2>&-"} {
-		if r := runToEnd(t, exec.Command("sh", "-c", "curfew run -t 0.2 -- sleep "+tooLong+" "+redirect)); r.code != exitTimeout {
+		if r := runToEnd(t, exec.Command("sh", "-c", "curfew run -t 2 -- sleep "+tooLong+" "+redirect)); r.code != exitTimeout {
 			t.Errorf("%s: exit code %d, want %d", redirect, r.code, exitTimeout)
 		}
 	}
@@ -275,7 +275,7 @@ func TestStderrHoldsNothingUp(t *testing.T) {
 // After a stop a reader that does not read holds nothing up either.
 func TestJSONHoldsNothingUpAfterAStop(t *testing.T) {
 	t.Parallel()
-	cmd := curfew(t, "run", "-t", "0.2", "-g", "0", "--json", "--", "sleep", tooLong)
+	cmd := curfew(t, "run", "-t", "2", "-g", "0", "--json", "--", "sleep", tooLong)
 	cmd.Stdout = full(t)
 	if r := runToEnd(t, cmd); r.code != exitTimeout || r.took > soon || !strings.Contains(r.stderr, "outcome not printed") {
 		t.Errorf("exit code %d after %v, want %d at once\n%s", r.code, r.took, exitTimeout, r.stderr)

@@ -219,9 +219,9 @@ func TestTerminalIsRestoredAfterAStop(t *testing.T) {
 	t.Parallel()
 	t.Run("timeout", func(t *testing.T) {
 		t.Parallel()
-		c := open(t, "curfew", "run", "-t", "0.3", "-g", "0", "--", "sleep", tooLong)
+		c := open(t, "curfew", "run", "-t", "2", "-g", "0", "--", "sleep", tooLong)
 		c.end(exitTimeout)
-		c.expect("curfew: sleep: outcome unknown: timed out after 300ms")
+		c.expect("curfew: sleep: outcome unknown: timed out after 2s")
 	})
 	t.Run("SIGTERM", func(t *testing.T) {
 		t.Parallel()
