@@ -431,19 +431,6 @@ func crowdRole(args []string) error {
 	return nil
 }
 
-// An init function that runs before the helper is taken over and changes os.Args
-// must not make it another copy of the program, which starts the next one.
-func TestInitChangesArguments(t *testing.T) {
-	t.Parallel()
-	exe := filepath.Join(t.TempDir(), "renames")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "./testdata/renames").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	if out, err := exec.CommandContext(t.Context(), exe).CombinedOutput(); err != nil || string(out) != "succeeded <nil>\n" {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 // With both helpers killed the leader dies with its supervisor and the rest is
 // swept for: the cleanup says that this is no proof.
 func TestBothHelpersAreKilled(t *testing.T) {

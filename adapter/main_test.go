@@ -7,6 +7,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	// Every helper of these tests has an init function in its way that changes
+	// os.Args: it must be taken over all the same.
+	_ "curfew/adapter/testdata/renames"
 	"curfew/fixtures"
 )
 
