@@ -39,8 +39,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Adapter runs commands and keeps a register of what it runs. It is safe for
-// concurrent use.
+// Adapter runs commands and keeps a register of what it runs. The zero value is
+// one with the zero Options. It is safe for concurrent use.
 type Adapter struct {
 	pool supervisor.Pool
 	log  *slog.Logger
@@ -48,7 +48,7 @@ type Adapter struct {
 	mu      sync.Mutex
 	running map[*invocation]struct{}
 	closed  bool
-	idle    chan struct{} // closed when closed and nothing runs
+	idle    chan struct{} // made by Shutdown, closed when nothing runs any more
 }
 
 // ErrShutdown is the cause of what an Adapter refuses or ends after Shutdown.
@@ -61,10 +61,8 @@ func New(o Options) (*Adapter, error) {
 		return nil, err
 	}
 	return &Adapter{
-		pool:    supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
-		log:     o.Logger,
-		running: map[*invocation]struct{}{},
-		idle:    make(chan struct{}),
+		pool: supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
+		log:  o.Logger,
 	}, nil
 }
 
@@ -109,6 +107,9 @@ func (a *Adapter) register(v *invocation) bool {
 	if a.closed {
 		return false
 	}
+	if a.running == nil {
+		a.running = map[*invocation]struct{}{}
+	}
 	a.running[v] = struct{}{}
 	return true
 }
@@ -128,7 +129,7 @@ func (a *Adapter) unregister(v *invocation) {
 func (a *Adapter) Shutdown(ctx context.Context) error {
 	a.mu.Lock()
 	if !a.closed {
-		a.closed = true
+		a.closed, a.idle = true, make(chan struct{})
 		if len(a.running) == 0 {
 			close(a.idle)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -637,5 +638,153 @@ func TestExampleOfACommandThatLeaks(t *testing.T) {
 	isEmpty(t, o)
 	if s := fmt.Sprint(o.Cleanup.Steps); !strings.Contains(s, string(outcome.StepKill)) {
 		t.Errorf("steps are %s", s)
+	}
+}
+
+// slowLog calls a function when an invocation is about to be started, as a
+// logger does that takes its time.
+type slowLog struct{ do func() }
+
+func (l slowLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l slowLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l slowLog) WithGroup(string) slog.Handler            { return l }
+
+func (l slowLog) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasSuffix(r.Message, "start") {
+		l.do()
+	}
+	return nil
+}
+
+// A shutdown between the choice of a supervisor and the request stops the
+// invocation: it is not lost on the way.
+func TestShutdownJustBeforeTheRequest(t *testing.T) {
+	t.Parallel()
+	ran := filepath.Join(t.TempDir(), "ran")
+	var a *Adapter
+	done := make(chan error, 1)
+	a, err := New(Options{Logger: slog.New(slowLog{func() {
+		go func() { done <- a.Shutdown(context.Background()) }()
+		for {
+			a.mu.Lock()
+			closed := a.closed
+			a.mu.Unlock()
+			if closed {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(20 * time.Millisecond) // let the stop be asked for
+	}})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := run(t, a, Command{Path: "touch", Args: []string{ran}})
+	if o.Cause != outcome.CauseShutdown || o.Cleanup.HelperLost || !errors.Is(err, ErrShutdown) {
+		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
+	}
+	if _, err := os.Stat(ran); err == nil && o.Status == outcome.NotStarted {
+		t.Error("not started, and it was executed")
+	}
+	isEmpty(t, o)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// Stops at every moment of a start are stops: no supervisor is lost over them.
+func TestShutdownAtAnyMoment(t *testing.T) {
+	t.Parallel()
+	rounds := 60
+	if testing.Short() {
+		rounds = 10
+	}
+	for i := range rounds {
+		a, err := New(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(t, a, Command{Path: "true"}); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				c := Command{Path: "sleep", Args: []string{tooLong}}
+				c.Stop.Grace = -1
+				o, _ := run(t, a, c)
+				if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.Empty || o.Cause != outcome.CauseShutdown {
+					t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, o.Err)
+				}
+			})
+		}
+		time.Sleep(time.Duration(i) * 50 * time.Microsecond)
+		if err := a.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	}
+}
+
+func TestLongTimes(t *testing.T) {
+	t.Parallel()
+	const forever = time.Duration(1<<63 - 1)
+	a := newAdapter(t)
+	c := sh("exit 0")
+	c.Timeout = forever
+	c.Stop = StopPolicy{StdinGrace: forever, Grace: forever, KillWait: forever, Drain: forever, Linger: forever}
+	if o, err := run(t, a, c); err != nil {
+		t.Errorf("%s, %v", o.Status, err)
+	}
+	if b := c.Stop.Bound(); b <= 0 {
+		t.Errorf("the bound is %v", b)
+	}
+}
+
+func TestZeroAdapter(t *testing.T) {
+	t.Parallel()
+	var a Adapter
+	if _, err := run(t, &a, sh("exit 0")); err != nil {
+		t.Error(err)
+	}
+	if err := a.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A caller that was suspended beyond the timeout finds the answer in its socket.
+func TestCallerIsSuspended(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=suspended")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 256)
+	if _, err := out.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(7 * time.Second) // the CLI ends after 1 s, the timeout is 5 s
+	_ = cmd.Process.Signal(syscall.SIGCONT)
+	rest, _ := io.ReadAll(out)
+	_ = cmd.Wait()
+	if string(rest) != "succeeded exit empty\n" {
+		t.Errorf("got %q", rest)
+	}
+}
+
+func init() {
+	roles["suspended"] = func([]string) error {
+		var a Adapter
+		c := sh("echo ready; sleep 1; exit 0")
+		c.Stdout, c.Timeout = os.Stdout, 5*time.Second
+		o, _ := a.Invoke(context.Background(), c)
+		fmt.Println(o.Status, o.Cause, o.Cleanup.Result)
+		return nil
 	}
 }

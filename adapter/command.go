@@ -141,10 +141,15 @@ func (p StopPolicy) withDefaults() StopPolicy {
 			*f.d = f.standard
 		case *f.d < 0:
 			*f.d = 0
+		case *f.d > maxWait:
+			*f.d = maxWait
 		}
 	}
 	return p
 }
+
+// maxWait is what a longer time counts as: sums of times must not overflow.
+const maxWait = 10 * 365 * 24 * time.Hour
 
 // check returns an error that names what in the command cannot be.
 func (c *Command) check() error {
@@ -166,7 +171,7 @@ func (c *Command) check() error {
 		}
 	}
 	for _, s := range c.Env {
-		if name, _, ok := strings.Cut(s, "="); !ok || name == "" {
+		if !strings.Contains(s, "=") {
 			return bad("environment entry %q is not of the form NAME=value", s)
 		}
 		if strings.IndexByte(s, 0) >= 0 {

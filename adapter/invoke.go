@@ -36,9 +36,9 @@ type invocation struct {
 	streams [2]*drain // which drain has stdout and stderr
 	written atomic.Int64
 
-	mu     sync.Mutex // guards what follows
-	helper *supervisor.Helper
-	cancel context.CancelCauseFunc // ends the wait for a helper; nil if there is none
+	mu     sync.Mutex              // guards what follows
+	helper *supervisor.Helper      // nil until the request was sent
+	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
 	asked  outcome.Cause           // of the first stop request; "" if there was none
 	why    error
 	acked  bool
@@ -48,6 +48,7 @@ type invocation struct {
 }
 
 func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
+	c.Timeout = min(c.Timeout, maxWait)
 	return &invocation{a: a, ctx: ctx, cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now()}
 }
 
@@ -62,24 +63,31 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 	}
 	defer files.close()
 
-	helper, err := v.getHelper()
-	if helper == nil {
+	ctx, done := v.startContext()
+	defer done()
+	helper, err := v.a.pool.Get(ctx, v.cmd.AfterExit == Leave)
+	if err != nil {
 		v.closeStreams()
-		if cause, why := v.stopAsked(); cause != "" {
+		if cause, why := v.stopAsked(ctx); cause != "" {
 			return v.notStarted(cause, outcome.Why{Cause: why})
 		}
 		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start a supervisor for", Path: v.cmd.Path, Err: err}})
+	}
+	if cause, why := v.stopAsked(ctx); cause != "" {
+		v.a.pool.Put(helper)
+		v.closeStreams()
+		return v.notStarted(cause, outcome.Why{Cause: why})
 	}
 	if v.a.log != nil {
 		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
 	}
 	v.limitTimeout(request)
-	if err := helper.Run(v.ctx, request); err != nil {
+	if err := helper.Run(ctx, request); err != nil {
 		// Not a whole request went out, so that nothing can be executed.
 		helper.Kill()
 		v.a.pool.Discard(helper)
 		v.closeStreams()
-		if cause, why := v.stopAsked(); cause != "" {
+		if cause, why := v.stopAsked(ctx); cause != "" {
 			return v.notStarted(cause, outcome.Why{Cause: why})
 		}
 		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: outcome.OpExec, Path: v.cmd.Path, Err: err}})
@@ -88,14 +96,45 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 	return v.follow(helper)
 }
 
-// stopAsked returns the cause of the stop that was asked for, if one was.
-func (v *invocation) stopAsked() (outcome.Cause, error) {
+// startContext returns the context for what comes before the request. It ends
+// with the caller's, with the timeout, and when a stop is asked for.
+func (v *invocation) startContext() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(v.ctx)
+	done := func() { cancel(nil) }
+	if v.cmd.Timeout > 0 {
+		var over context.CancelFunc
+		ctx, over = context.WithDeadlineCause(ctx, v.began.Add(v.cmd.Timeout), errTimeout)
+		done = func() {
+			over()
+			cancel(nil)
+		}
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.asked == "" && v.ctx.Err() != nil {
-		return causeOf(v.ctx)
+	if v.asked != "" {
+		cancel(v.why)
 	}
-	return v.asked, v.why
+	v.cancel = cancel
+	return ctx, done
+}
+
+// errTimeout is the cause of a context that the command's timeout has ended.
+var errTimeout = errors.New("adapter: the command's timeout ran out")
+
+// stopAsked returns the cause of the stop that came before the request, if one
+// did. ctx is that of the start.
+func (v *invocation) stopAsked(ctx context.Context) (outcome.Cause, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.asked != "":
+		return v.asked, v.why
+	case ctx.Err() == nil:
+		return "", nil
+	case v.ctx.Err() == nil:
+		return outcome.CauseTimeout, nil
+	}
+	return causeOf(v.ctx)
 }
 
 // causeOf says why a context ended.
@@ -114,44 +153,6 @@ func asStartError(path string, err error) *outcome.StartError {
 	return &outcome.StartError{Op: "start", Path: path, Err: err}
 }
 
-// getHelper waits for a helper as long as nobody asks for a stop.
-func (v *invocation) getHelper() (*supervisor.Helper, error) {
-	ctx, cancel := context.WithCancelCause(v.ctx)
-	defer cancel(nil)
-	if v.cmd.Timeout > 0 {
-		var done context.CancelFunc
-		ctx, done = context.WithDeadlineCause(ctx, v.began.Add(v.cmd.Timeout), errTimeout)
-		defer done()
-	}
-	v.mu.Lock()
-	if v.asked != "" {
-		v.mu.Unlock()
-		return nil, v.why
-	}
-	v.cancel = cancel
-	v.mu.Unlock()
-
-	h, err := v.a.pool.Get(ctx, v.cmd.AfterExit == Leave)
-
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.cancel = nil
-	if v.asked == "" && ctx.Err() != nil {
-		v.asked, v.why = causeOf(ctx)
-		if v.why == errTimeout {
-			v.why = nil
-		}
-	}
-	if v.asked != "" && h != nil {
-		v.a.pool.Put(h)
-		h = nil
-	}
-	v.helper = h
-	return h, err
-}
-
-var errTimeout = errors.New("adapter: the command's timeout ran out")
-
 // stop asks for the end of the invocation. Only the first request counts. It
 // blocks at most for as long as it takes to send it.
 func (v *invocation) stop(cause outcome.Cause, why error) {
@@ -163,6 +164,8 @@ func (v *invocation) stop(cause outcome.Cause, why error) {
 	v.asked, v.why = cause, why
 	helper := v.helper
 	if helper == nil {
+		// Nothing was ordered yet; if it is being ordered just now, the stop is
+		// sent after the request.
 		if v.cancel != nil {
 			v.cancel(why)
 		}
@@ -173,6 +176,10 @@ func (v *invocation) stop(cause outcome.Cause, why error) {
 		v.expect(time.Now().Add(ackLimit))
 	}
 	v.mu.Unlock()
+	v.sendStop(helper, cause, why)
+}
+
+func (v *invocation) sendStop(helper *supervisor.Helper, cause outcome.Cause, why error) {
 	q := supervisor.StopRequest{ID: v.id, Cause: cause}
 	var s interface{ StopSignal() syscall.Signal }
 	if errors.As(why, &s) {
@@ -218,10 +225,18 @@ func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) 
 		go v.feed.run()
 	}
 	v.mu.Lock()
-	if v.cmd.Timeout > 0 {
+	v.helper = helper
+	early, reason := v.asked, v.why
+	switch {
+	case early != "":
+		v.expect(time.Now().Add(ackLimit))
+	case v.cmd.Timeout > 0:
 		v.expect(v.began.Add(v.cmd.Timeout + ackLimit))
 	}
 	v.mu.Unlock()
+	if early != "" {
+		v.sendStop(helper, early, reason)
+	}
 	unhook := context.AfterFunc(v.ctx, func() { v.stop(causeOf(v.ctx)) })
 	defer unhook()
 	if v.cmd.Kill != nil {
@@ -261,7 +276,7 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 		ev, err := helper.Next()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if v.late() {
+			if v.late(helper) {
 				t.lost = fmt.Errorf("it did not say within %v what was due", ackLimit)
 			}
 		case err == io.EOF:
@@ -330,15 +345,24 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 }
 
 // late reports whether the supervisor has not said in time what it had to. The
-// time can have been moved while the read was being interrupted.
-func (v *invocation) late() bool {
+// time can have been moved while the read was being interrupted; and a caller
+// that was suspended itself finds it long past, with the answer in its socket or
+// on the way.
+func (v *invocation) late(helper *supervisor.Helper) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.due.IsZero() || time.Now().Before(v.due) {
+	now := time.Now()
+	switch {
+	case v.due.IsZero() || now.Before(v.due):
 		v.helper.Interrupt(v.due)
-		return false
+	case helper.Pending():
+		v.expect(now.Add(ackLimit / 4)) // it is read at once
+	case now.Sub(v.due) > ackLimit/4:
+		v.expect(now.Add(ackLimit))
+	default:
+		return true
 	}
-	return true
+	return false
 }
 
 // acknowledged handles the word that a stop begins.
@@ -375,7 +399,7 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 	if swept, err := helper.Swept(until); err == nil {
 		c = swept.Cleanup()
 	} else if !errors.Is(err, os.ErrDeadlineExceeded) {
-		c.Ended = helper.Sweep(markPrefix+v.id+"=1", v.began, until)
+		c.Ended, c.Suspects = helper.Sweep(markPrefix+v.id+"=1", v.began, until)
 	}
 	v.a.pool.Discard(helper)
 	c.Elapsed = time.Since(began)
@@ -501,7 +525,7 @@ func (v *invocation) limitTimeout(q *supervisor.Request) {
 		q.Timeout = max(v.cmd.Timeout-now.Sub(v.began), 1)
 	}
 	if at, ok := v.ctx.Deadline(); ok {
-		if left := max(at.Sub(now), 1); q.Timeout == 0 || left < q.Timeout {
+		if left := min(max(at.Sub(now), 1), maxWait); q.Timeout == 0 || left < q.Timeout {
 			q.Timeout = left
 		}
 	}

@@ -16,13 +16,16 @@ import (
 // scans running find none or the time is over. What has wiped its environment
 // is not found, so the result is no proof of anything.
 //
-// The mark alone is only a suspicion: at(1) and service managers hand
-// environments on to strangers. Identity is held by a pidfd, opened before the
-// checks and used for the signal.
-func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended) {
+// The mark alone is only a suspicion: at(1), service managers and build daemons
+// hand environments on to strangers. So what carries it must also descend from
+// nobody who does not: its parent carries the mark too, or is one that orphans
+// fall to (pid 1, or an ancestor of ours). Others are returned as suspects and
+// not signalled. Identity is held by a pidfd, opened before the checks and used
+// for the signal.
+func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
 	var p procfs
 	if p.open(); p.fd < 0 {
-		return nil
+		return nil, nil
 	}
 	defer closeFD(p.fd)
 	boot := bootTime()
@@ -30,6 +33,7 @@ func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended) 
 	earliest := uint64(max(since.Sub(boot)/tick-2, 0)) // start times are cut down to ticks, and boot was measured
 	known := map[int]bool{}
 	self := unix.Getpid()
+	adopters := p.ancestors(self)
 	for clean := 0; clean < 2 && time.Now().Before(until); {
 		found := false
 		for _, pid := range p.all() {
@@ -42,14 +46,18 @@ func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended) 
 				continue
 			}
 			if p.stat(pid, &s) && s.start >= earliest && p.marked(pid, mark) && p.sameCgroup(pid, cgroup) && unreaped(fd) {
-				if signalPidfd(fd, syscall.SIGKILL) == nil {
+				it := outcome.Process{PID: pid, Start: startTime(boot, s.start), Name: s.name()}
+				ours := adopters[s.ppid] || p.marked(s.ppid, mark)
+				fresh := !known[pid] && len(known) < maxListed
+				switch {
+				case !ours && fresh:
+					known[pid] = true
+					suspects = append(suspects, it)
+				case ours && signalPidfd(fd, syscall.SIGKILL) == nil:
 					found = true
-					if !known[pid] && len(ended) < maxListed {
+					if fresh {
 						known[pid] = true
-						ended = append(ended, outcome.Ended{
-							Process:    outcome.Process{PID: pid, Start: startTime(boot, s.start), Name: s.name()},
-							LastSignal: int(syscall.SIGKILL),
-						})
+						ended = append(ended, outcome.Ended{Process: it, LastSignal: int(syscall.SIGKILL)})
 					}
 				}
 			}
@@ -62,7 +70,18 @@ func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended) 
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return ended
+	return ended, suspects
+}
+
+// ancestors returns pid, its ancestors, and 1: those that orphans can fall to.
+func (p *procfs) ancestors(pid int) map[int]bool {
+	set := map[int]bool{1: true}
+	var s stat
+	for pid > 1 && !set[pid] && p.stat(pid, &s) {
+		set[pid] = true
+		pid = s.ppid
+	}
+	return set
 }
 
 // all lists every pid there is.

@@ -222,7 +222,7 @@ func (g *warden) interrupted() bool {
 // listen reads what the caller says. False if the caller is gone, or said what
 // cannot be served.
 func (g *warden) listen() bool {
-	n, files, err := receive(controlFD, g.buf[:], g.oob[:])
+	n, files, cut, err := receive(controlFD, g.buf[:], g.oob[:])
 	switch {
 	case err == unix.EAGAIN:
 		return true
@@ -230,12 +230,16 @@ func (g *warden) listen() bool {
 		closeAll(files)
 		return false
 	}
+	g.in.cut = g.in.cut || cut
 	err = g.in.add(g.buf[:n], files)
 	for err == nil {
 		var m *message
 		var fds []int
 		m, _, fds, err = g.in.next()
 		switch {
+		case err == errFilesCut:
+			closeAll(fds) // who asked finds its socket closed
+			err = nil
 		case err != nil:
 		case m == nil:
 			return true
@@ -319,18 +323,6 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 	return m.Swept, nil
 }
 
-// alive reports whether the guard can be asked.
-func (g *Guard) alive() bool {
-	raw, err := g.conn.SyscallConn()
-	if err != nil {
-		return false
-	}
-	ok := false
-	err = raw.Control(func(fd uintptr) {
-		// It says nothing unasked: what can be read is its end.
-		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds[:], 0)
-		ok = n == 0 && err == nil
-	})
-	return ok && err == nil
-}
+// alive reports whether the guard can be asked. It says nothing unasked: what can
+// be read is its end.
+func (g *Guard) alive() bool { return !g.Pending() }

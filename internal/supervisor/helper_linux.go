@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -80,8 +81,9 @@ var self = sync.OnceValues(func() (string, error) {
 	// The link works for an executable that was deleted or replaced too.
 	path := "/proc/self/exe"
 	if _, err := os.Stat(path); err != nil {
-		if path, err = os.Executable(); err != nil {
-			return "", fmt.Errorf("%w: find our executable: %w", errRefused, err)
+		// Without /proc the name that we were started by is all there is.
+		if path, err = filepath.Abs(os.Args[0]); err != nil || !strings.Contains(os.Args[0], "/") {
+			return "", fmt.Errorf("%w: without /proc our executable is not to be found by %q; start it by its path, or set Options.Supervisor to an installed curfew", errRefused, os.Args[0])
 		}
 	}
 	return path, nil
@@ -162,7 +164,7 @@ func (h *Helper) greet(ctx context.Context) error {
 	_ = h.conn.SetReadDeadline(time.Time{})
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %s did not answer as one: %w", errRefused, h.exe, err)
+		return fmt.Errorf("%w: %s did not answer as one: %w; an init function of the program may have ended it", errRefused, h.exe, err)
 	case m.Failed != nil:
 		return fmt.Errorf("%w: %s", errRefused, m.Failed.Error)
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
@@ -210,7 +212,7 @@ func (h *Helper) receive() (n int, files []int, err error) {
 	var oob [64]byte
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
-		n, files, failed = receive(int(fd), h.buf, oob[:])
+		n, files, _, failed = receive(int(fd), h.buf, oob[:])
 		return failed != unix.EAGAIN
 	})
 	if err == nil && failed == nil && n == 0 {
@@ -274,6 +276,22 @@ func (h *Helper) Next() (Event, error) {
 			return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)
 		}
 	}
+}
+
+// Pending reports whether the helper has said something that Next has not
+// returned yet, or is gone.
+func (h *Helper) Pending() bool {
+	raw, err := h.conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	pending := false
+	_ = raw.Control(func(fd uintptr) {
+		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, _ := unix.Poll(fds[:], 0)
+		pending = n > 0
+	})
+	return pending
 }
 
 // Interrupt makes Next return at the given time at the latest; the zero time
@@ -413,7 +431,7 @@ func (h *Helper) ended() bool {
 
 // Sweep ends what carries the mark of an invocation whose helper is lost. See
 // proctree.Sweep.
-func (h *Helper) Sweep(mark string, since, until time.Time) []outcome.Ended {
+func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return proctree.Sweep(mark, h.cgroup, since, until)
 }
 

@@ -28,7 +28,11 @@ func (h *Helper) Stop(StopRequest) error                     { return errSystem 
 func (h *Helper) Signal(id string, sig syscall.Signal) error { return errSystem }
 func (h *Helper) Kill()                                      {}
 
-func (h *Helper) Sweep(mark string, since, until time.Time) []outcome.Ended { return nil }
+func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	return nil, nil
+}
+
+func (h *Helper) Pending() bool { return false }
 
 func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
 

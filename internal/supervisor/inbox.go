@@ -1,12 +1,18 @@
 package supervisor
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // inbox puts messages together from the bytes and descriptors that come in. It
 // does no I/O. Its memory is bounded by one message of the largest size.
 type inbox struct {
 	buf   []byte
 	files []int
+	// cut: descriptors that were sent did not come through, because we may not
+	// have more. What they came with cannot be served.
+	cut bool
 }
 
 // add takes what was read. The descriptors are the inbox's from then on.
@@ -47,9 +53,16 @@ func (in *inbox) next() (m *message, raw []byte, files []int, err error) {
 		in.buf = nil
 	}
 	n := m.files()
+	if n > len(in.files) && in.cut {
+		files, in.files, in.cut = in.files, nil, false
+		return m, raw, files, errFilesCut
+	}
 	if n > len(in.files) {
 		return nil, nil, nil, fmt.Errorf("%w: a message with %d descriptors of %d", errProtocol, len(in.files), n)
 	}
 	files, in.files = in.files[:n:n], in.files[n:]
 	return m, raw, files, nil
 }
+
+// errFilesCut comes with a message whose descriptors did not all come through.
+var errFilesCut = errors.New("supervisor: too few descriptors are allowed here")

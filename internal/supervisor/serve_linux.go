@@ -159,7 +159,7 @@ func (s *server) wake() time.Time {
 // listen reads what the caller says. False if the caller is gone, or said
 // something that cannot be served: that ends in a stop too.
 func (s *server) listen() bool {
-	n, files, err := receive(controlFD, s.buf[:], s.oob[:])
+	n, files, cut, err := receive(controlFD, s.buf[:], s.oob[:])
 	switch {
 	case err == unix.EAGAIN:
 		return true
@@ -167,6 +167,7 @@ func (s *server) listen() bool {
 		closeAll(files)
 		return false
 	}
+	s.in.cut = s.in.cut || cut
 	err = s.in.add(s.buf[:n], files)
 	for err == nil {
 		var m *message
@@ -174,6 +175,12 @@ func (s *server) listen() bool {
 		var fds []int
 		if m, raw, fds, err = s.in.next(); err == nil && m == nil {
 			return true
+		}
+		if err == errFilesCut && m.Run != nil && s.run == nil {
+			closeAll(fds)
+			s.refuse(unix.EMFILE)
+			err = nil
+			continue
 		}
 		if err == nil {
 			err = s.handle(m, raw, fds)
@@ -185,27 +192,29 @@ func (s *server) listen() bool {
 	return false
 }
 
-// receive reads bytes and descriptors without blocking.
-func receive(fd int, buf, oob []byte) (n int, files []int, err error) {
+// receive reads bytes and descriptors without blocking. cut: some descriptors did
+// not come through.
+func receive(fd int, buf, oob []byte) (n int, files []int, cut bool, err error) {
 	for {
-		var oobn int
-		n, oobn, _, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		var oobn, flags int
+		n, oobn, flags, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR {
 			continue
 		}
+		cut = flags&unix.MSG_CTRUNC != 0
 		if err != nil || oobn == 0 {
-			return n, nil, err
+			return n, nil, cut, err
 		}
 		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
 		if err != nil {
-			return n, nil, err
+			return n, nil, cut, err
 		}
 		for i := range msgs {
 			if fds, err := unix.ParseUnixRights(&msgs[i]); err == nil {
 				files = append(files, fds...)
 			}
 		}
-		return n, files, nil
+		return n, files, cut, nil
 	}
 }
 
@@ -238,6 +247,13 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		return nil
 	}
 	return fmt.Errorf("%w: a message for the caller", errProtocol)
+}
+
+// refuse reports an invocation that cannot be begun.
+func (s *server) refuse(errno syscall.Errno) {
+	s.send(&message{StartFailed: &StartFailed{Op: outcome.OpExec, Errno: int(errno)}})
+	s.send(&message{Done: &Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}})
+	s.makeReady()
 }
 
 // begin starts an invocation.

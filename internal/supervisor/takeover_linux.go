@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -153,35 +154,36 @@ func settle() {
 	over.Wait()
 }
 
-// closeOthers closes every descriptor that came along by accident.
+// closeOthers closes every descriptor that came along by accident. What was
+// opened since the process was executed is close-on-exec, and stays: the Go
+// runtime has some, if an init function before ours has used a timer.
 func closeOthers() {
-	if unix.CloseRange(callerFD+1, 1<<31-1, 0) == nil {
-		return
+	inherited := func(fd int) bool {
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		return err == nil && flags&unix.FD_CLOEXEC == 0
 	}
 	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
+		const likely = 4096 // without /proc there is no list
+		for fd := callerFD + 1; fd < likely; fd++ {
+			if inherited(fd) {
+				unix.Close(fd)
+			}
+		}
 		return
 	}
 	defer unix.Close(dir)
-	var fds []int
 	var buf [4096]byte
 	for {
 		n, err := unix.Getdents(dir, buf[:])
 		if err != nil || n <= 0 {
-			break
+			return
 		}
 		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
 		for _, name := range names {
-			fd := 0
-			for _, c := range name {
-				fd = fd*10 + int(c-'0')
-			}
-			if fd > callerFD && fd != dir {
-				fds = append(fds, fd)
+			if fd, err := strconv.Atoi(name); err == nil && fd > callerFD && inherited(fd) {
+				unix.Close(fd)
 			}
 		}
-	}
-	for _, fd := range fds {
-		unix.Close(fd)
 	}
 }
