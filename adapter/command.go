@@ -1,7 +1,6 @@
 package adapter
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -278,7 +277,9 @@ func lookUp(name, dir string, env []string) (string, error) {
 			file = "./" + file
 			there = filepath.Join(dir, file)
 		}
-		switch err := executable(there); {
+		found, err := executable(there)
+		switch {
+		case !found: // or not to be seen: a directory that may not be entered
 		case err == nil && there != file:
 			// A program that happens to lie in the working directory must not
 			// be run by accident.
@@ -286,7 +287,7 @@ func lookUp(name, dir string, env []string) (string, error) {
 			return "", failed
 		case err == nil:
 			return file, nil
-		case errors.Is(err, fs.ErrPermission):
+		default:
 			failed.Err = err
 		}
 	}
@@ -296,15 +297,16 @@ func lookUp(name, dir string, env []string) (string, error) {
 	return "", failed
 }
 
-func executable(file string) error {
+// executable reports whether there is a file, and why it cannot be executed.
+func executable(file string) (found bool, err error) {
 	fi, err := os.Stat(file)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case !fi.Mode().IsRegular():
-		return syscall.EACCES // as execve says of a directory, a FIFO or a device
+		return true, syscall.EACCES // as execve says of a directory, a FIFO or a device
 	}
-	return mayExecute(file)
+	return true, mayExecute(file)
 }
 
 // startError puts the kernel's answer to the start into words that name the
@@ -318,7 +320,7 @@ func (c *Command) startError(op string, errno syscall.Errno, file string) *outco
 	if !filepath.IsAbs(file) {
 		file = filepath.Join(c.Dir, file)
 	}
-	if executable(file) == nil {
+	if _, err := executable(file); err == nil {
 		e.Interpreter = interpreterOf(file)
 	}
 	return e

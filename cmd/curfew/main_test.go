@@ -63,7 +63,15 @@ func marked(mark string) []string {
 			continue
 		}
 		if stat, err := os.ReadFile(filepath.Join(dir, "stat")); err == nil {
-			found = append(found, string(stat))
+			args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+			about := string(stat) + string(bytes.ReplaceAll(args, []byte{0}, []byte{' '}))
+			for kv := range bytes.SplitSeq(env, []byte{0}) {
+				// Which test, and whose invocation.
+				if bytes.HasPrefix(kv, []byte("PWD=")) || bytes.HasPrefix(kv, []byte("CURFEW_INVOCATION")) {
+					about += " " + string(kv)
+				}
+			}
+			found = append(found, about)
 		}
 	}
 	return found
