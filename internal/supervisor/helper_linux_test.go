@@ -519,20 +519,29 @@ func TestExecutableThatIsNoHelper(t *testing.T) {
 	}
 }
 
-func TestIdleHelperEnds(t *testing.T) {
+// An idle caller has no helper after a while: supervisor and guard have ended, and
+// the guard, our child, is reaped.
+func TestIdleHelpersEnd(t *testing.T) {
 	t.Parallel()
 	p := Pool{IdleTime: 50 * time.Millisecond}
-	_, done, pid, err := runCLI(&p, settings(), "true")
-	if err != nil || done.Cleanup.Result != outcome.Empty {
+	h, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := []int{h.pid, h.guard.pid}
+	if _, done, err := runOn(h, settings(), "true"); err != nil || done.Cleanup.Result != outcome.Empty {
 		t.Fatalf("%+v %v", done, err)
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		// Reaped by the pool, not only dead.
-		if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("helper %d is still there", pid)
+	p.Put(h)
+	for _, pid := range pids {
+		for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Errorf("helper %d is still there", pid)
+				break
+			}
 		}
 	}
 	p.Close()
