@@ -46,6 +46,8 @@ type Tree struct {
 	startedPID   int   // written before startDone
 	first        int   // the pid of the leader started last
 	startErr     *StartError
+	startedFD    int // its pidfd, -1 if there is none; written before startDone
+	leaderFD     int // the same, while the leader is not reaped
 	root         int // descriptor of "/"
 	forkingTID   int
 	lists        []int // descriptors of the children files of the two threads
@@ -110,12 +112,15 @@ func OpenForWards() (*Tree, error) { return open(true) }
 
 func open(wards bool) (*Tree, error) {
 	t := &Tree{
-		self:   unix.Getpid(),
-		wards:  map[int]bool{},
-		ended:  make([]record, 0, maxListed),
-		arena:  make([]int32, maxArena),
-		found:  make([]target, 0, maxFound),
-		frames: make([]frame, 0, maxDepth),
+		self:  unix.Getpid(),
+		wards: map[int]bool{},
+
+		startedFD: -1,
+		leaderFD:  -1,
+		ended:     make([]record, 0, maxListed),
+		arena:     make([]int32, maxArena),
+		found:     make([]target, 0, maxFound),
+		frames:    make([]frame, 0, maxDepth),
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
@@ -177,9 +182,21 @@ func resetIgnored() {
 // FD is readable when Collect has something to tell.
 func (t *Tree) FD() int { return t.news }
 
+// LeaderFD, if it is not -1, is readable when the leader has exited. Collect then
+// tells so as well; this way it is heard one hand-over earlier.
+func (t *Tree) LeaderFD() int { return t.leaderFD }
+
+func (t *Tree) closeLeaderFD() {
+	if t.leaderFD >= 0 {
+		closeFD(t.leaderFD)
+	}
+	t.leaderFD = -1
+}
+
 // Start begins to start the leader; Collect tells when that is done. spec must
 // not be changed until then.
 func (t *Tree) Start(spec *Spec) {
+	t.closeLeaderFD() // of one that was never executed
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
 	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
@@ -301,8 +318,10 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		Setsid:  true,
 		Setctty: spec.Terminal,
 	}}
+	t.startedFD = -1
 	if !spec.Ward {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
+		attr.Sys.PidFD = &t.startedFD
 	}
 	for _, fd := range spec.Files {
 		attr.Files = append(attr.Files, uintptr(fd))
@@ -374,6 +393,7 @@ func (t *Tree) finishStart(ev *Event) {
 	default:
 		t.leader = t.startedPID
 	}
+	t.leaderFD = t.startedFD
 }
 
 // neverExecuted reports whether pid, an unreaped child, is still what it was
@@ -445,6 +465,7 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		t.usage.MaxRSSBytes = max(t.usage.MaxRSSBytes, ru.Maxrss<<10)
 		if pid == t.leader {
 			t.leader = 0
+			t.closeLeaderFD()
 			exit := &outcome.Exit{Code: -1}
 			if ws.Exited() {
 				exit.Code = ws.ExitStatus()

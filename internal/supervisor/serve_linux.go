@@ -86,21 +86,26 @@ func (s *server) step() bool {
 	if s.run == nil && s.callerGone {
 		return false
 	}
-	fds := [3]unix.PollFd{
+	fds := [4]unix.PollFd{
 		{Fd: int32(s.tree.FD()), Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN}, // which poll passes over
 		{Fd: controlFD, Events: unix.POLLIN},
 		{Fd: callerFD, Events: unix.POLLIN},
 	}
-	n := 3
+	if s.run != nil && !s.run.ladder.Killing() && !s.run.gaveUp {
+		// While killing, an exited leader can stay unreaped for a while.
+		fds[1].Fd = int32(s.tree.LeaderFD())
+	}
+	n := 4
 	if s.callerGone {
-		n = 1
+		n = 2
 	}
 	wait(fds[:n], s.wake())
-	if n == 3 {
+	if n == 4 {
 		// The caller's pidfd counts too: a forked copy of the caller can keep
 		// the socket open. /dev/null, in place of a pidfd, is always readable.
-		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD) || s.hangUp
-		if fds[1].Revents != 0 && !s.listen() || gone {
+		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(callerFD) || s.hangUp
+		if fds[2].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
 				s.stop(&StopRequest{Cause: outcome.CauseHostLost})
