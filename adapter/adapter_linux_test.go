@@ -788,3 +788,25 @@ func init() {
 		return nil
 	}
 }
+
+// What is in the pipe when the time for reading is over is taken all the same,
+// also if nothing was read before.
+func TestRestIsTaken(t *testing.T) {
+	t.Parallel()
+	var files opened
+	defer files.close()
+	pipe, fd, err := pipeFrom(&files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := syscall.Write(fd, []byte("all of it")); err != nil {
+		t.Fatal(err)
+	}
+	d := &drain{pipe: pipe, keep: &keeper{limit: 100}, done: make(chan struct{})}
+	_ = pipe.SetReadDeadline(time.Unix(1, 0)) // so that no Read gets anything
+	go d.run()
+	incomplete, abandoned := d.finish(time.Now())
+	if b, s := d.result(); string(b) != "all of it" || s.Seen != 9 || !incomplete || abandoned {
+		t.Errorf("%q, %+v, incomplete %v, abandoned %v", b, s, incomplete, abandoned)
+	}
+}

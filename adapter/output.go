@@ -98,78 +98,120 @@ type drain struct {
 	mu     sync.Mutex // guards keep and the rest once it runs
 	seen   int64
 	failed error
+	ended  bool // the end of the stream was read; valid once done is closed
 	done   chan struct{}
 }
 
 var chunks = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
-// run copies until the end. A writer that fails is not written to again; the
-// stream is read on, so that the CLI does not block.
+// run copies until the end of the stream, or until it is cut off. A writer that
+// fails is not written to again; the stream is read on, so that the CLI does not
+// block.
 func (d *drain) run() {
 	defer close(d.done)
 	chunk := chunks.Get().(*[32 << 10]byte)
-	to := d.to
+	defer chunks.Put(chunk)
 	for {
 		n, err := d.pipe.Read(chunk[:])
-		if n > 0 {
-			d.mu.Lock()
-			d.seen += int64(n)
-			if d.keep != nil {
-				_, _ = d.keep.Write(chunk[:n])
-			}
-			d.mu.Unlock()
-			if d.over != nil {
-				d.over(int64(n))
-			}
-			if to != nil {
-				m, err := to.Write(chunk[:n])
-				if err == nil && m < n {
-					err = io.ErrShortWrite
-				}
-				if err != nil {
-					d.mu.Lock()
-					d.failed = err
-					d.mu.Unlock()
-					to = nil
-				}
-			}
-		}
-		if err != nil {
-			break
+		d.take(chunk[:n])
+		switch {
+		case err == io.EOF:
+			d.ended = true
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			d.takeRest(chunk[:])
+			return
+		case err != nil:
+			return
 		}
 	}
-	chunks.Put(chunk)
 }
 
-// finish waits for the end of the stream until the given time, cuts it off
-// then, and reports whether it had to. A writer that does not return is
-// abandoned.
-func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
-	select {
-	case <-d.done:
-		_ = d.pipe.Close()
-		return false, false
-	default:
+// take passes on what was read.
+func (d *drain) take(b []byte) {
+	if len(b) == 0 {
+		return
 	}
-	select {
-	case <-d.done:
-	case <-time.After(time.Until(until)):
-		incomplete = true
-		_ = d.pipe.Close() // ends a Read that is under way
-		select {
-		case <-d.done:
-		case <-time.After(abandonAfter):
-			return true, true
+	d.mu.Lock()
+	d.seen += int64(len(b))
+	if d.keep != nil {
+		_, _ = d.keep.Write(b)
+	}
+	to := d.to
+	if d.failed != nil {
+		to = nil
+	}
+	d.mu.Unlock()
+	if d.over != nil {
+		d.over(int64(len(b)))
+	}
+	if to == nil {
+		return
+	}
+	n, err := to.Write(b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		d.mu.Lock()
+		d.failed = err
+		d.mu.Unlock()
+	}
+}
+
+// maxRest is what a pipe can hold (pipe-max-size, which an ordinary user cannot
+// raise), so that somebody who keeps writing does not keep us reading.
+const maxRest = 1 << 20
+
+// takeRest takes what is in the pipe now and does not wait for more. On a machine
+// under load the time can run out before anything was read.
+func (d *drain) takeRest(chunk []byte) {
+	raw, err := d.pipe.SyscallConn()
+	if err != nil {
+		return
+	}
+	for total := 0; total < maxRest; {
+		n := 0
+		var err error
+		if raw.Control(func(fd uintptr) { n, err = readNow(int(fd), chunk) }) != nil || err != nil {
+			return // with an error, there is nothing in it
 		}
+		if n == 0 {
+			d.ended = true
+			return
+		}
+		d.take(chunk[:n])
+		total += n
 	}
-	_ = d.pipe.Close()
-	return incomplete, false
+}
+
+// finish waits for the end of the stream until the given time, cuts it off then,
+// and reports whether it had not come to its end. A writer that does not return
+// is abandoned.
+func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
+	defer d.pipe.Close()
+	select {
+	case <-d.done:
+		return !d.ended, false
+	case <-time.After(time.Until(until)):
+	}
+	_ = d.pipe.SetReadDeadline(time.Unix(1, 0)) // ends a Read that is under way
+	patience := abandonAfter
+	if d.to == nil {
+		patience = time.Second // nothing but our own turn on the processor is waited for
+	}
+	select {
+	case <-d.done:
+		return !d.ended, false
+	case <-time.After(patience):
+		return true, true
+	}
 }
 
 // abandonAfter is how long a Read or Write of the caller's that is under way at
 // the end may take before its goroutine is left to itself. It only has to tell
 // one that is about to return from one that never will.
-const abandonAfter = 20 * time.Millisecond
+const abandonAfter = 100 * time.Millisecond
 
 // result returns what was kept, and the counts.
 func (d *drain) result() ([]byte, outcome.Stream) {

@@ -43,3 +43,13 @@ func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written to it
 func mayExecute(file string) error {
 	return unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
 }
+
+// readNow reads from a descriptor that does not block.
+func readNow(fd int, b []byte) (int, error) {
+	for {
+		n, err := unix.Read(fd, b)
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
