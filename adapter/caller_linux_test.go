@@ -411,7 +411,7 @@ func crowdRole(args []string) error {
 					mu.Lock()
 					count++
 					if err != nil || string(o.Stdout) != want+"\n" {
-						failed = fmt.Errorf("worker %d got %q, %w", i, o.Stdout, err)
+						failed = fmt.Errorf("worker %d got %q, stderr %q, %s, %+v, started %v, ended %v: %w", i, o.Stdout, o.Stderr, o.Status, o.Output, o.Started, o.Ended, err)
 					}
 					mu.Unlock()
 				}

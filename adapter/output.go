@@ -98,8 +98,11 @@ type drain struct {
 	mu     sync.Mutex // guards keep and the rest once it runs
 	seen   int64
 	failed error
-	ended  bool // the end of the stream was read; valid once done is closed
 	done   chan struct{}
+
+	turn  sync.Mutex // held while the stream is read and passed on; guards:
+	ended bool       // the end of the stream was read
+	cut   bool       // nothing is to be read any more
 }
 
 var chunks = sync.Pool{New: func() any { return new([32 << 10]byte) }}
@@ -111,20 +114,42 @@ func (d *drain) run() {
 	defer close(d.done)
 	chunk := chunks.Get().(*[32 << 10]byte)
 	defer chunks.Put(chunk)
+	raw, err := d.pipe.SyscallConn()
+	if err != nil {
+		return
+	}
 	for {
-		n, err := d.pipe.Read(chunk[:])
-		d.take(chunk[:n])
-		switch {
-		case err == io.EOF:
-			d.ended = true
-			return
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			d.takeRest(chunk[:])
-			return
-		case err != nil:
+		n := 0
+		// Its error is that the time is over: finish sees to the rest. The lock
+		// is kept from the reading to the passing on; the pipe's own is not,
+		// since closing it waits for that.
+		_ = raw.Read(func(fd uintptr) (over bool) {
+			d.turn.Lock()
+			if n = d.readOnce(int(fd), chunk[:]); n > 0 {
+				return true
+			}
+			over = d.ended || d.cut
+			d.turn.Unlock()
+			return over // or wait for more
+		})
+		if n == 0 {
 			return
 		}
+		d.take(chunk[:n])
+		d.turn.Unlock()
 	}
+}
+
+// readOnce reads what is there now, 0 bytes if that is nothing. d.turn is held.
+func (d *drain) readOnce(fd int, chunk []byte) int {
+	if d.cut || d.ended {
+		return 0
+	}
+	n, err := readNow(fd, chunk)
+	if n == 0 && !again(err) {
+		d.ended = true
+	}
+	return n
 }
 
 // take passes on what was read.
@@ -163,31 +188,13 @@ func (d *drain) take(b []byte) {
 // raise), so that somebody who keeps writing does not keep us reading.
 const maxRest = 1 << 20
 
-// takeRest takes what is in the pipe now and does not wait for more. On a machine
-// under load the time can run out before anything was read.
-func (d *drain) takeRest(chunk []byte) {
-	raw, err := d.pipe.SyscallConn()
-	if err != nil {
-		return
-	}
-	for total := 0; total < maxRest; {
-		n := 0
-		var err error
-		if raw.Control(func(fd uintptr) { n, err = readNow(int(fd), chunk) }) != nil || err != nil {
-			return // with an error, there is nothing in it
-		}
-		if n == 0 {
-			d.ended = true
-			return
-		}
-		d.take(chunk[:n])
-		total += n
-	}
-}
-
 // finish waits for the end of the stream until the given time, cuts it off then,
 // and reports whether it had not come to its end. A writer that does not return
 // is abandoned.
+//
+// On a machine under load the time can be over before run had its turn on the
+// processor. What is in the pipe then is taken here, unless it is for a writer
+// of the caller's, which could keep us.
 func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
 	defer d.pipe.Close()
 	select {
@@ -195,18 +202,45 @@ func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
 		return !d.ended, false
 	case <-time.After(time.Until(until)):
 	}
-	_ = d.pipe.SetReadDeadline(time.Unix(1, 0)) // ends a Read that is under way
-	patience := abandonAfter
-	if d.to == nil {
-		patience = time.Second // nothing but our own turn on the processor is waited for
+	if d.to != nil {
+		patience := abandonAfter
+		if d.turn.TryLock() {
+			// It is not in a Write, so it needs but its turn.
+			d.turn.Unlock()
+			patience = turnLimit
+		}
+		defer func() { _ = d.pipe.SetReadDeadline(time.Unix(1, 0)) }()
+		select {
+		case <-d.done:
+			return !d.ended, false
+		case <-time.After(patience):
+			return true, !d.turn.TryLock()
+		}
 	}
-	select {
-	case <-d.done:
-		return !d.ended, false
-	case <-time.After(patience):
-		return true, true
+	d.turn.Lock() // nothing of the caller's is done under it
+	defer d.turn.Unlock()
+	chunk := chunks.Get().(*[32 << 10]byte)
+	defer chunks.Put(chunk)
+	if raw, err := d.pipe.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			for total := 0; total < maxRest; {
+				n := d.readOnce(int(fd), chunk[:])
+				if n == 0 {
+					break
+				}
+				d.take(chunk[:n])
+				total += n
+			}
+		})
 	}
+	d.cut = true
+	_ = d.pipe.SetReadDeadline(time.Unix(1, 0)) // ends run's wait
+	return !d.ended, false
 }
+
+// turnLimit is how long a goroutine that is not held up by anything may take to
+// get its turn.
+const turnLimit = time.Second
 
 // abandonAfter is how long a Read or Write of the caller's that is under way at
 // the end may take before its goroutine is left to itself. It only has to tell

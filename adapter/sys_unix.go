@@ -53,3 +53,6 @@ func readNow(fd int, b []byte) (int, error) {
 		}
 	}
 }
+
+// again reports whether there is nothing to read yet.
+func again(err error) bool { return err == unix.EAGAIN }
