@@ -665,16 +665,15 @@ func TestShutdownJustBeforeTheRequest(t *testing.T) {
 	done := make(chan error, 1)
 	a, err := New(Options{Logger: slog.New(slowLog{func() {
 		go func() { done <- a.Shutdown(context.Background()) }()
-		for {
+		for asked := false; !asked; time.Sleep(time.Millisecond) {
 			a.mu.Lock()
-			closed := a.closed
-			a.mu.Unlock()
-			if closed {
-				break
+			for v := range a.running {
+				v.mu.Lock()
+				asked = v.asked != ""
+				v.mu.Unlock()
 			}
-			time.Sleep(time.Millisecond)
+			a.mu.Unlock()
 		}
-		time.Sleep(20 * time.Millisecond) // let the stop be asked for
 	}})})
 	if err != nil {
 		t.Fatal(err)

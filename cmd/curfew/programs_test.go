@@ -44,7 +44,7 @@ func wantRan(t *testing.T, r ran, o outcome.Outcome, code int, stdout string) {
 
 // timed are the flags of the runs that are ended by a timeout: time enough for
 // a start on a busy machine.
-var timed = []string{"-t", "4", "-g", "0.5", "--"}
+var timed = []string{"-t", "6", "-g", "0.5", "--"}
 
 func TestGit(t *testing.T) {
 	t.Parallel()
@@ -158,7 +158,7 @@ func TestNPM(t *testing.T) {
 		"long": "node -e \"console.log('under way'); setTimeout(() => {}, 60e3)\"" } }`}
 	r, o := script(t, files, "--", "npm", "run", "--silent", "short")
 	wantRan(t, r, o, 7, "short\n")
-	r, o = script(t, files, "-t", "8", "-g", "0.5", "--", "npm", "run", "--silent", "long")
+	r, o = script(t, files, "-t", "10", "-g", "0.5", "--", "npm", "run", "--silent", "long")
 	wantRan(t, r, o, exitTimeout, "under way\n")
 	if n := len(o.Cleanup.Ended); n < 2 {
 		t.Errorf("ended %+v, want npm and what it ran", o.Cleanup.Ended)
