@@ -182,8 +182,8 @@ func resetIgnored() {
 // FD is readable when Collect has something to tell.
 func (t *Tree) FD() int { return t.news }
 
-// LeaderFD, if it is not -1, is readable when the leader has exited. Collect then
-// tells so as well; this way it is heard one hand-over earlier.
+// LeaderFD is readable when the leader has exited, which Collect then tells; -1 if
+// there is none. FD tells the same, one hand-over between threads later.
 func (t *Tree) LeaderFD() int { return t.leaderFD }
 
 func (t *Tree) closeLeaderFD() {
