@@ -219,43 +219,24 @@ func (g *warden) interrupted() bool {
 	return n > 0 && !g.callerGone
 }
 
-// listen reads what the caller says. False if the caller is gone, or said what
-// cannot be served.
+// listen hears the caller. False if it is gone, or said what cannot be served.
 func (g *warden) listen() bool {
-	n, files, cut, err := receive(controlFD, g.buf[:], g.oob[:])
+	return listenTo(&g.in, g.buf[:], g.oob[:], g.handle, func(*message) error {
+		return nil // who asked finds its socket closed
+	})
+}
+
+func (g *warden) handle(m *message, _ []byte, files []int) error {
 	switch {
-	case err == unix.EAGAIN:
-		return true
-	case err != nil || n == 0:
+	case m.Spawn != nil:
+		g.spawns = append(g.spawns, spawnOrder{files[0], files[1]})
+	case m.Lost != nil:
+		g.questions = append(g.questions, question{m.Lost.PID, files[0]})
+	default:
 		closeAll(files)
-		return false
+		return fmt.Errorf("%w: a message that is not for the guard", errProtocol)
 	}
-	g.in.cut = g.in.cut || cut
-	err = g.in.add(g.buf[:n], files)
-	for err == nil {
-		var m *message
-		var fds []int
-		m, _, fds, err = g.in.next()
-		switch {
-		case err == errFilesCut:
-			closeAll(fds) // who asked finds its socket closed
-			err = nil
-		case err != nil:
-		case m == nil:
-			return true
-		case m.Spawn != nil:
-			g.spawns = append(g.spawns, spawnOrder{fds[0], fds[1]})
-		case m.Lost != nil:
-			g.questions = append(g.questions, question{m.Lost.PID, fds[0]})
-		default:
-			closeAll(fds)
-			err = fmt.Errorf("%w: a message that is not for the guard", errProtocol)
-		}
-	}
-	closeAll(g.in.files)
-	g.in = inbox{}
-	_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil)
-	return false
+	return nil
 }
 
 // Guard is the caller's end of a guard.

@@ -161,10 +161,23 @@ func (s *server) wake() time.Time {
 	return at
 }
 
-// listen reads what the caller says. False if the caller is gone, or said
-// something that cannot be served: that ends in a stop too.
+// listen hears the caller. False if it is gone, or said something that cannot be
+// served: that ends in a stop too.
 func (s *server) listen() bool {
-	n, files, cut, err := receive(controlFD, s.buf[:], s.oob[:])
+	return listenTo(&s.in, s.buf[:], s.oob[:], s.handle, func(m *message) error {
+		if m.Run == nil || s.run != nil {
+			return errFilesCut
+		}
+		s.refuse(unix.EMFILE)
+		return nil
+	})
+}
+
+// listenTo reads what the caller says and has each message handled; one whose
+// descriptors did not all come through goes to cut. False if the caller is gone,
+// or said something that cannot be served, which it is told.
+func listenTo(in *inbox, buf, oob []byte, handle func(*message, []byte, []int) error, cut func(*message) error) bool {
+	n, files, lost, err := receive(controlFD, buf, oob)
 	switch {
 	case err == unix.EAGAIN:
 		return true
@@ -172,28 +185,27 @@ func (s *server) listen() bool {
 		closeAll(files)
 		return false
 	}
-	s.in.cut = s.in.cut || cut
-	err = s.in.add(s.buf[:n], files)
+	in.cut = in.cut || lost
+	err = in.add(buf[:n], files)
 	for err == nil {
 		var m *message
 		var raw []byte
 		var fds []int
-		if m, raw, fds, err = s.in.next(); err == nil && m == nil {
-			return true
-		}
-		if err == errFilesCut && m.Run != nil && s.run == nil {
+		m, raw, fds, err = in.next()
+		switch {
+		case err == errFilesCut:
 			closeAll(fds)
-			s.refuse(unix.EMFILE)
-			err = nil
-			continue
-		}
-		if err == nil {
-			err = s.handle(m, raw, fds)
+			err = cut(m)
+		case err != nil:
+		case m == nil:
+			return true
+		default:
+			err = handle(m, raw, fds)
 		}
 	}
-	closeAll(s.in.files)
-	s.in = inbox{}
-	s.send(&message{Failed: &failedMessage{Error: err.Error()}})
+	closeAll(in.files)
+	*in = inbox{}
+	_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil) // the last word: it hangs up next
 	return false
 }
 
