@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bytes"
+	"slices"
 	"syscall"
 	"time"
 
@@ -10,67 +11,221 @@ import (
 	"curfew/outcome"
 )
 
-// Sweep is for when those who held a tree are lost. It sends SIGKILL to every
-// process that carries the mark in its environment, was started at or after
-// since, and is in the given cgroup (the content of /proc/PID/cgroup), until two
-// scans running find none or the time is over. What has wiped its environment
-// is not found, so the result is no proof of anything.
+// Sweep is for when those who held a tree are lost, and dead: their children have
+// fallen to others. It sends SIGKILL to every process that carries the mark in
+// its environment, was started at or after since, and is in the given cgroup
+// (the content of /proc/PID/cgroup), until two scans running find none or the
+// time is over. What has wiped its environment is not found, so the result is no
+// proof of anything.
 //
 // The mark alone is only a suspicion: at(1), service managers and build daemons
 // hand environments on to strangers. So what carries it must also descend from
-// nobody who does not: its parent carries the mark too, or is one that orphans
-// fall to (pid 1, or an ancestor of ours). Others are returned as suspects and
-// not signalled. Identity is held by a pidfd, opened before the checks and used
+// nobody who does not: up from it all carry the mark until one that orphans fall
+// to (pid 1, or an ancestor of ours). Others are returned as suspects and not
+// signalled. Identity is held by a pidfd, opened before the checks and used
 // for the signal.
+//
+// A process that is executing something, or whose parent is just dying, cannot
+// be told yet; a scan that met one is followed by another.
 func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	var p procfs
-	if p.open(); p.fd < 0 {
+	w := sweep{mark: mark, cgroup: cgroup, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
+	if w.open(); w.fd < 0 {
 		return nil, nil
 	}
-	defer closeFD(p.fd)
-	boot := bootTime()
-	const tick = time.Second / 100
-	earliest := uint64(max(since.Sub(boot)/tick-2, 0)) // start times are cut down to ticks, and boot was measured
-	known := map[int]bool{}
-	self := unix.Getpid()
-	adopters := p.ancestors(self)
+	defer closeFD(w.fd)
+	// Start times are cut down to ticks, and boot was measured.
+	w.earliest = uint64(max(since.Sub(w.boot)/tick-2, 0))
+	w.self = unix.Getpid()
+	w.adopters = w.ancestors(w.self)
 	for clean := 0; clean < 2 && time.Now().Before(until); {
-		found := false
-		for _, pid := range p.all() {
-			var s stat
-			if pid <= 1 || pid == self || !p.stat(pid, &s) || s.start < earliest || s.state == 'Z' {
-				continue
-			}
-			fd, err := pidfdOpen(pid)
-			if err != nil {
-				continue
-			}
-			if p.stat(pid, &s) && s.start >= earliest && p.marked(pid, mark) && p.sameCgroup(pid, cgroup) && unreaped(fd) {
-				it := outcome.Process{PID: pid, Start: startTime(boot, s.start), Name: s.name()}
-				ours := adopters[s.ppid] || p.marked(s.ppid, mark)
-				fresh := !known[pid] && len(known) < maxListed
-				switch {
-				case !ours && fresh:
-					known[pid] = true
-					suspects = append(suspects, it)
-				case ours && signalPidfd(fd, syscall.SIGKILL) == nil:
-					found = true
-					if fresh {
-						known[pid] = true
-						ended = append(ended, outcome.Ended{Process: it, LastSignal: int(syscall.SIGKILL)})
-					}
-				}
-			}
-			closeFD(fd)
-		}
-		if found {
-			clean = 0
-		} else {
+		if w.scan() {
 			clean++
+		} else {
+			clean = 0
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return ended, suspects
+	for _, it := range w.suspected {
+		suspects = append(suspects, it)
+	}
+	slices.SortFunc(suspects, func(a, b outcome.Process) int { return a.PID - b.PID })
+	return w.ended, suspects
+}
+
+// tick is the unit of start times in /proc.
+const tick = time.Second / 100
+
+// sweep is one Sweep.
+type sweep struct {
+	procfs
+	mark, cgroup string
+	boot         time.Time
+	earliest     uint64
+	self         int
+	adopters     map[int]bool
+
+	ended     []outcome.Ended
+	known     map[int]uint64 // the pids in ended, and when those were started
+	suspected map[int]outcome.Process
+	chain     []stat // of judge
+}
+
+// scan goes through all processes once and reports whether there was nothing to
+// be done and nothing left open.
+func (w *sweep) scan() (clean bool) {
+	clean = true
+	clear(w.suspected)
+	for _, pid := range w.all() {
+		var s stat
+		if pid <= 1 || pid == w.self || !w.stat(pid, &s) || s.start < w.earliest {
+			continue
+		}
+		fd, err := pidfdOpen(pid)
+		if err != nil {
+			continue
+		}
+		switch verdict := w.judge(pid, &s); {
+		case verdict == notOurs || !unreaped(fd): // then it was judged who came after it
+		case verdict == undecided:
+			clean = false
+		case verdict == suspect:
+			if len(w.suspected) < maxListed {
+				w.suspected[pid] = w.describe(&s)
+			}
+		case signalPidfd(fd, syscall.SIGKILL) == nil:
+			clean = false
+			if start, had := w.known[pid]; (!had || start != s.start) && len(w.ended) < maxListed {
+				w.known[pid] = s.start
+				w.ended = append(w.ended, outcome.Ended{Process: w.describe(&s), LastSignal: int(syscall.SIGKILL)})
+			}
+		}
+		closeFD(fd)
+	}
+	return clean
+}
+
+func (w *sweep) describe(s *stat) outcome.Process {
+	return outcome.Process{PID: s.pid, Start: startTime(w.boot, s.start), Name: s.name()}
+}
+
+type verdict int
+
+const (
+	notOurs verdict = iota
+	ours
+	suspect   // carries the mark, and has its parent from elsewhere
+	undecided // cannot be told at this moment
+)
+
+// judge says what pid is to the invocation, and leaves its stat in s. It goes up
+// from pid as long as the mark is there.
+func (w *sweep) judge(pid int, s *stat) verdict {
+	if !w.stat(pid, s) || s.start < w.earliest || !w.sameCgroup(pid) {
+		return notOurs
+	}
+	if v := w.carries(pid); v != ours {
+		return v
+	}
+	chain := append(w.chain[:0], *s)
+	v := undecided
+	for len(chain) < maxDepth {
+		last := chain[len(chain)-1]
+		if w.adopters[last.ppid] || w.struck(last.ppid) {
+			v = ours
+			break
+		}
+		var parent stat
+		if !w.stat(last.ppid, &parent) {
+			return undecided
+		}
+		if v = w.carries(last.ppid); v == notOurs {
+			v = suspect
+		}
+		chain = append(chain, parent)
+		if v != ours {
+			break
+		}
+	}
+	w.chain = chain
+	// If one of them was somebody else meanwhile, or is on its way out, then
+	// those below it are about to fall to somebody.
+	for i, was := range chain {
+		var is stat
+		if !w.stat(was.pid, &is) || is.start != was.start || is.ppid != was.ppid || i > 0 && is.dying() {
+			return undecided
+		}
+	}
+	return v
+}
+
+// struck reports whether pid has got its signal and is still there.
+func (w *sweep) struck(pid int) bool {
+	start, had := w.known[pid]
+	var s stat
+	return had && w.stat(pid, &s) && s.start == start
+}
+
+// dying reports whether the process is on its way out, or dead.
+func (s *stat) dying() bool { return s.state == 'Z' || s.state == 'X' || s.flags&exiting != 0 }
+
+// carries reports whether pid carries the mark: ours, notOurs or undecided.
+//
+// While a process is executing something its environment reads as empty, or
+// stops in the middle. So that it is not there is only believed if what was read
+// is as long as the kernel says that it is.
+func (w *sweep) carries(pid int) verdict {
+	fd := w.openat(unix.O_RDONLY, pid, "/environ", -1, "")
+	if fd < 0 {
+		return notOurs // it is gone, or we have no right to know
+	}
+	env := readWhole(fd, w.buf[:])
+	closeFD(fd)
+	for entry := range bytes.SplitSeq(env, []byte{0}) {
+		if string(entry) == w.mark {
+			return ours
+		}
+	}
+	var s stat
+	size, known := w.envSize(pid, &s)
+	switch {
+	case !known || s.dying() || s.flags&kernelThread != 0:
+		return notOurs // and will not do anything any more
+	case size == int64(len(env)) || size > maxWhole:
+		return notOurs
+	}
+	return undecided
+}
+
+// Flags of the kernel's that tell a process on its way out (PF_EXITING) and one
+// of the kernel itself (PF_KTHREAD).
+const (
+	exiting      = 0x4
+	kernelThread = 0x200000
+)
+
+// envSize returns how long the environment of pid is, -1 if it has none at this
+// moment. Its stat is left in s.
+func (p *procfs) envSize(pid int, s *stat) (size int64, known bool) {
+	fd := p.openat(unix.O_RDONLY, pid, "/stat", -1, "")
+	if fd < 0 {
+		return 0, false
+	}
+	b := p.buf[:readAll(fd, p.buf[:])]
+	closeFD(fd)
+	if !parseStat(b, s) {
+		return 0, false
+	}
+	// The fields 50 and 51 of proc_pid_stat(5); the first behind the name is 3.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 49 {
+		return 0, true
+	}
+	from, ok1 := parseUint(fields[47])
+	to, ok2 := parseUint(fields[48])
+	if !ok1 || !ok2 || to == 0 || to < from {
+		return -1, true
+	}
+	return int64(to - from), true
 }
 
 // ancestors returns pid, its ancestors, and 1: those that orphans can fall to.
@@ -109,33 +264,26 @@ func (p *procfs) all() (list []int) {
 	}
 }
 
-// whole reads a file of pid's directory that can be of any size, up to 8 MiB.
-func (p *procfs) whole(pid int, name string) []byte {
-	fd := p.openat(unix.O_RDONLY, pid, name, -1, "")
-	if fd < 0 {
-		return nil
-	}
-	defer closeFD(fd)
-	var all []byte
-	for len(all) < 8<<20 {
-		n := readAll(fd, p.buf[:])
+// maxWhole is how much of a file readWhole reads.
+const maxWhole = 8 << 20
+
+// readWhole reads fd, which can be of any size, through buf.
+func readWhole(fd int, buf []byte) (all []byte) {
+	for len(all) < maxWhole {
+		n := readAll(fd, buf)
 		if n == 0 {
 			break
 		}
-		all = append(all, p.buf[:n]...)
+		all = append(all, buf[:n]...)
 	}
 	return all
 }
 
-func (p *procfs) marked(pid int, mark string) bool {
-	for entry := range bytes.SplitSeq(p.whole(pid, "/environ"), []byte{0}) {
-		if string(entry) == mark {
-			return true
-		}
+func (w *sweep) sameCgroup(pid int) bool {
+	fd := w.openat(unix.O_RDONLY, pid, "/cgroup", -1, "")
+	if fd < 0 {
+		return false
 	}
-	return false
-}
-
-func (p *procfs) sameCgroup(pid int, cgroup string) bool {
-	return string(p.whole(pid, "/cgroup")) == cgroup
+	defer closeFD(fd)
+	return string(readWhole(fd, w.buf[:])) == w.cgroup
 }

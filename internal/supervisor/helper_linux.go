@@ -429,10 +429,24 @@ func (h *Helper) ended() bool {
 	return true
 }
 
-// Sweep ends what carries the mark of an invocation whose helper is lost. See
-// proctree.Sweep.
+// Sweep ends what carries the mark of an invocation whose helper is lost, and
+// the helper's guard with it. See proctree.Sweep.
 func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	h.awaitEnd(until)
+	if h.guard != nil {
+		h.guard.Kill()
+		h.guard.awaitEnd(until)
+	}
 	return proctree.Sweep(mark, h.cgroup, since, until)
+}
+
+// awaitEnd waits until the helper, which was killed, is dead, and its children
+// are somebody else's. It does not reap it.
+func (h *Helper) awaitEnd(until time.Time) {
+	if h.pidfd < 0 {
+		return
+	}
+	wait([]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}, until)
 }
 
 // Check reports whether helpers can be started from the executable at path, as

@@ -1,0 +1,151 @@
+package proctree
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// marked starts argv with a mark of its own, and a pipe of which every process
+// that descends from it has the end open. It is a child of the test, as what was
+// orphaned is one of an ancestor of a caller.
+func marked(t *testing.T, argv ...string) (mark string, r *os.File, cmd *exec.Cmd) {
+	t.Helper()
+	mark = "CURFEW_INVOCATION_" + strconv.FormatInt(time.Now().UnixNano(), 36) + t.Name() + "=1"
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	t.Cleanup(func() { r.Close() })
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	cmd = exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), mark)
+	cmd.ExtraFiles = []*os.File{w}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() })
+	return mark, r, cmd
+}
+
+func ownCgroupFile(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// While a process executes something, it seems to have no environment for a
+// moment: one that does so all the time must be found nevertheless.
+func TestSweepFindsWhatExecutes(t *testing.T) {
+	t.Parallel()
+	cgroup := ownCgroupFile(t)
+	for range 40 {
+		began := time.Now()
+		mark, r, _ := marked(t, "sh", "-c", `echo x >&3; i=$1; [ $i -gt 0 ] || exit; exec sh -c "$0" "$0" $((i-1))`, `[ $1 -gt 0 ] || exit; exec sh -c "$0" "$0" $(($1-1))`, "20000")
+		if _, err := r.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		ended, suspects := Sweep(mark, cgroup, began, time.Now().Add(patience))
+		if len(ended) != 1 || len(suspects) != 0 {
+			t.Fatalf("ended %v, suspects %v", ended, suspects)
+		}
+		eof(t, r)
+	}
+}
+
+// eof fails if somebody still has the other end open.
+func eof(t *testing.T, r *os.File) {
+	t.Helper()
+	for buf := make([]byte, 64); ; {
+		if n, err := r.Read(buf); err != nil || n == 0 {
+			if err != nil && strings.Contains(err.Error(), "timeout") {
+				t.Fatal("something is alive")
+			}
+			return
+		}
+	}
+}
+
+// All of a tree is ended, also where what is above has been ended already and
+// is on its way out.
+func TestSweepEndsTheTree(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	mark, r, _ := marked(t, "sh", "-c", `
+		deep() { [ $1 -gt 0 ] && { deep $(($1-1)) & }; [ $1 -eq 0 ] && echo x >&3; sleep `+tooLong+`; }
+		deep 12`)
+	if _, err := r.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	ended, suspects := Sweep(mark, ownCgroupFile(t), began, time.Now().Add(patience))
+	if len(ended) < 13 || len(suspects) != 0 {
+		t.Errorf("ended %v, suspects %v", ended, suspects)
+	}
+	eof(t, r)
+}
+
+// Who got the mark from a stranger is a stranger, and so is who descends from
+// that one, was there before, is in another cgroup, or has another mark.
+func TestSweepSparesStrangers(t *testing.T) {
+	t.Parallel()
+	mark := "CURFEW_INVOCATION_STRANGER=1"
+	// The service has no mark, and its job has one, and a child.
+	service := exec.Command("sh", "-c", `env `+mark+` sh -c 'sh -c "echo \$\$; read x" <&3; :' & wait`)
+	said, err := service.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, hold, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	service.ExtraFiles = []*os.File{r}
+	began := time.Now()
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	line, err := bufio.NewReader(said).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ended, suspects := Sweep(mark, ownCgroupFile(t), began, time.Now().Add(patience)); len(ended) != 0 || len(suspects) != 2 {
+		t.Errorf("ended %v, suspects %v; want the job and its child %s", ended, suspects, line)
+	}
+	hold.Close() // they end
+	if err := service.Wait(); err != nil {
+		t.Error(err)
+	}
+
+	mark, r, cmd := marked(t, "sh", "-c", "echo x >&3; sleep "+tooLong)
+	if _, err := r.Read(make([]byte, 2)); err != nil {
+		t.Fatal(err)
+	}
+	cgroup := ownCgroupFile(t)
+	for _, c := range []struct {
+		name, mark, cgroup string
+		since              time.Time
+	}{
+		{"another mark", mark + "0", cgroup, began},
+		{"another cgroup", mark, cgroup + "x", began},
+		{"there before", mark, cgroup, time.Now().Add(time.Second)},
+	} {
+		if ended, suspects := Sweep(c.mark, c.cgroup, c.since, time.Now().Add(patience)); len(ended)+len(suspects) != 0 {
+			t.Errorf("%s: ended %v, suspects %v", c.name, ended, suspects)
+		}
+	}
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("it is gone: %v", err)
+	}
+	_, _ = Sweep(mark, cgroup, began, time.Now().Add(patience))
+	eof(t, r)
+}
