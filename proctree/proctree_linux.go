@@ -418,6 +418,22 @@ func (t *Tree) StartRuledOut() bool {
 	return n > 0
 }
 
+// Executed reports, of a start that is still under way, whether the leader has
+// been executed all the same: FD is about to tell, when the second thread gets
+// its turn.
+func (t *Tree) Executed() bool {
+	if !t.starting {
+		return false
+	}
+	n := t.ownChildren()
+	for _, pid := range t.arena[:n] {
+		if t.proc.stat(int(pid), &t.scratch) && t.scratch.flags&forkNoExec == 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // await has the second thread tell of the next exit.
 func (t *Tree) await() {
 	if t.awaiting || t.starting {

@@ -47,6 +47,7 @@ func init() {
 	roles["holds"] = holdsRole
 	roles["ignored"] = ignoredRole
 	roles["storm"] = stormRole
+	roles["untold start"] = untoldStartRole
 }
 
 // inTree runs a role in a process of its own and fails with what it says.
@@ -510,4 +511,38 @@ func stormRole([]string) error {
 		return errors.New("the chains ended by themselves")
 	}
 	return h.kill()
+}
+
+// A leader that runs is known to do so before Collect has told.
+func TestExecutedBeforeTold(t *testing.T) { inTree(t, "untold start") }
+
+func untoldStartRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	if h.Executed() {
+		return fmt.Errorf("executed before the start")
+	}
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	dir, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		return err
+	}
+	h.Start(&Spec{Path: sh, Argv: []string{"sh", "-c", "echo ready; exec sleep " + tooLong}, Env: os.Environ(), Dir: dir, Files: []int{dir, p[1], 2}})
+	if _, err := unix.Read(p[0], make([]byte, 8)); err != nil {
+		return err
+	}
+	if !h.Executed() {
+		return fmt.Errorf("it has said something, and counts as not executed")
+	}
+	h.Tree.Strike(false)
+	return nil
 }

@@ -343,6 +343,7 @@ func (s *server) stop(q *StopRequest) {
 	// What the kernel already knows counts: an exit that is there now came
 	// before our first action.
 	s.collect()
+	s.awaitStart()
 	if s.run != r || r.gaveUp {
 		return
 	}
@@ -369,6 +370,23 @@ func (s *server) stop(q *StopRequest) {
 		s.act(r.ladder.Hasten(now, 0))
 	default:
 		s.act(r.ladder.Begin(now))
+	}
+}
+
+// startToldIn bounds the wait for the second thread's word that the leader runs.
+// It is half of the time in which a stop must be answered.
+const startToldIn = 500 * time.Millisecond
+
+// awaitStart waits for the word that the leader was started, if that is certain
+// to come. A leader that runs has a claim to the polite signal, also where its
+// first output was faster than that word.
+func (s *server) awaitStart() {
+	r := s.run
+	if r == nil || r.startDone || !s.tree.Executed() {
+		return
+	}
+	for end := time.Now().Add(startToldIn); s.run == r && !r.startDone && time.Now().Before(end); s.collect() {
+		wait([]unix.PollFd{{Fd: int32(s.tree.FD()), Events: unix.POLLIN}}, end)
 	}
 }
 
