@@ -972,11 +972,24 @@ func (t *Tree) IsWard(pid int) bool { return t.wards[pid] }
 // Suspended lists the wards that are stopped, by a signal or by a tracer.
 func (t *Tree) Suspended() (list []int) {
 	for pid := range t.wards {
-		if t.proc.stat(pid, &t.scratch) && (t.scratch.state == 'T' || t.scratch.state == 't') {
+		if t.proc.suspended(pid) {
 			list = append(list, pid)
 		}
 	}
 	return list
+}
+
+// Suspended reports whether the process is stopped, by a signal or by a tracer.
+func Suspended(pid int) bool {
+	var p procfs
+	p.open()
+	defer closeFD(p.fd)
+	return p.suspended(pid)
+}
+
+func (p *procfs) suspended(pid int) bool {
+	var s stat
+	return p.stat(pid, &s) && (s.state == 'T' || s.state == 't')
 }
 
 // ResumeWard sends SIGCONT to a ward, and EndWard sends it SIGKILL.

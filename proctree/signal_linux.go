@@ -112,3 +112,6 @@ func pidfdOpen(pid int) (int, error) {
 // KillPidfd sends SIGKILL to the process that fd, a pidfd, stands for. It is
 // for a caller that ends a helper of its own.
 func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }
+
+// ResumePidfd sends SIGCONT to it in the same way.
+func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }

@@ -293,8 +293,12 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 	if err != nil {
 		return nil, errGuardLost
 	}
-	answer.Interrupt(until)
-	m, _, err := answer.read()
+	var m *message
+	err = h.guard.awake(until, func(look time.Time) error {
+		answer.Interrupt(look)
+		m, _, err = answer.read()
+		return err
+	})
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, err
@@ -302,6 +306,29 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 		return nil, errGuardLost
 	}
 	return m.Swept, nil
+}
+
+// awake waits for what the guard does, by calling read with a time limit again
+// and again until that is not its error or until has come. In between it looks
+// whether somebody has suspended the guard, and resumes it: nobody else would,
+// and its supervisors' trees fall to it. A guard that does not stay awake is
+// lost.
+func (g *Guard) awake(until time.Time, read func(look time.Time) error) error {
+	for asleep := 0; ; {
+		look := time.Now().Add(lookEvery)
+		if look.After(until) {
+			look = until
+		}
+		err := read(look)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(until) {
+			return err
+		}
+		if g.pid != 0 && proctree.Suspended(g.pid) {
+			if asleep++; asleep > suspendedFor/2 || g.withPidfd(proctree.ResumePidfd) != nil {
+				return errGuardLost
+			}
+		}
+	}
 }
 
 // alive reports whether the guard can be asked. It says nothing unasked: what can

@@ -112,6 +112,41 @@ func TestSupervisorIsKilled(t *testing.T) {
 	}
 }
 
+// A guard that somebody has suspended is resumed when it is needed: for what a
+// lost supervisor held, and for the next supervisor.
+func TestGuardIsSuspended(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	h, held := lostRun(t, &p)
+	suspend := func() {
+		t.Helper()
+		if err := unix.PidfdSendSignal(h.guard.pidfd, syscall.SIGSTOP, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	suspend()
+	other, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatalf("start another: %v", err)
+	}
+	p.Discard(other)
+	if other.guard != h.guard {
+		t.Error("the other has another guard")
+	}
+	suspend()
+	h.Kill()
+	swept, err := h.Swept(time.Now().Add(patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := swept.Cleanup(); c.Proof != outcome.ChildList {
+		t.Errorf("cleanup is %+v", c)
+	}
+	atEOF(t, held)
+	p.Discard(h)
+}
+
 // Two that are lost at once are both swept, and their neighbour is not.
 func TestTwoSupervisorsAreKilled(t *testing.T) {
 	t.Parallel()

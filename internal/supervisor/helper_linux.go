@@ -29,9 +29,12 @@ type Helper struct {
 	in   inbox
 	buf  []byte
 
-	send  sync.Mutex
-	pid   int
-	pidfd int    // -1 where the kernel has none
+	send sync.Mutex
+	pid  int
+
+	end   sync.Mutex // of pidfd: a guard is used by the goroutines of all its supervisors
+	pidfd int        // -1 where the kernel has none, and when it has ended
+
 	child int    // its pid as our child that is not reaped; 0: the guard's, or reaped
 	guard *Guard // its parent; nil if we are
 
@@ -155,13 +158,28 @@ func callerDescriptor() int {
 
 // greet waits for the helper's first message.
 func (h *Helper) greet(ctx context.Context) error {
-	_ = h.conn.SetReadDeadline(time.Now().Add(handshakeLimit))
-	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetReadDeadline(time.Unix(1, 0)) })
-	m, _, err := h.read()
-	if !stop() {
+	over := context.AfterFunc(ctx, func() { h.Interrupt(time.Unix(1, 0)) })
+	defer over()
+	var m *message
+	hear := func(look time.Time) (err error) {
+		h.Interrupt(look)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		m, _, err = h.read()
+		return err
+	}
+	until := time.Now().Add(handshakeLimit)
+	var err error
+	if h.guard != nil {
+		err = h.guard.awake(until, hear)
+	} else {
+		err = hear(until)
+	}
+	if !over() {
 		return context.Cause(ctx)
 	}
-	_ = h.conn.SetReadDeadline(time.Time{})
+	h.Interrupt(time.Time{})
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %s did not answer as one: %w; an init function of the program may have ended it", errRefused, h.exe, err)
@@ -360,9 +378,17 @@ func (h *Helper) write(frame []byte, fds []int) error {
 // Kill ends the helper itself. It is for one that does not answer: what it held
 // is no longer held.
 func (h *Helper) Kill() {
-	if h.pidfd >= 0 {
-		_ = proctree.KillPidfd(h.pidfd) // ESRCH: it is gone already
+	_ = h.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
+}
+
+// withPidfd does something with the pidfd, which stays open meanwhile.
+func (h *Helper) withPidfd(do func(pidfd int) error) error {
+	h.end.Lock()
+	defer h.end.Unlock()
+	if h.pidfd < 0 {
+		return unix.ESRCH
 	}
+	return do(h.pidfd)
 }
 
 // Close lets go of the helper: an idle one ends, one with survivors goes on
@@ -372,17 +398,15 @@ func (h *Helper) Kill() {
 func (h *Helper) Close(limit time.Duration) bool {
 	_ = h.conn.Close() // again is no harm
 	for end := time.Now().Add(limit); !h.ended(); {
-		left := time.Until(end)
-		if left <= 0 {
+		if !time.Now().Before(end) {
 			return false
 		}
-		if h.pidfd < 0 {
-			time.Sleep(min(left, time.Millisecond))
-			continue
+		if !h.awaitEnd(end) {
+			time.Sleep(min(time.Until(end), time.Millisecond))
 		}
-		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
-		_, _ = unix.Poll(fds[:], int(left.Milliseconds())+1)
 	}
+	h.end.Lock()
+	defer h.end.Unlock()
 	if h.pidfd >= 0 {
 		unix.Close(h.pidfd)
 		h.pidfd = -1
@@ -394,6 +418,8 @@ func (h *Helper) Close(limit time.Duration) bool {
 // caller that reaps every child itself, or ignores SIGCHLD, has done that
 // already.
 func (h *Helper) ended() bool {
+	h.end.Lock()
+	defer h.end.Unlock()
 	if h.guard != nil {
 		if h.pidfd < 0 {
 			return true // not to be known; it ends with its socket
@@ -440,13 +466,21 @@ func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []
 	return proctree.Sweep(mark, h.cgroup, since, until)
 }
 
-// awaitEnd waits until the helper, which was killed, is dead, and its children
-// are somebody else's. It does not reap it.
-func (h *Helper) awaitEnd(until time.Time) {
-	if h.pidfd < 0 {
-		return
+// awaitEnd waits until the helper is dead and its children are somebody else's,
+// and does not reap it. False where that cannot be waited for.
+func (h *Helper) awaitEnd(until time.Time) bool {
+	// The wait is for a descriptor of its own: Close can close the other.
+	fd := -1
+	_ = h.withPidfd(func(pidfd int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if fd < 0 {
+		return false
 	}
-	wait([]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}, until)
+	defer unix.Close(fd)
+	wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, until)
+	return true
 }
 
 // Check reports whether helpers can be started from the executable at path, as
