@@ -34,6 +34,11 @@ type Options struct {
 	// MaxIdle is how many idle helpers are kept for the next invocation, 0
 	// means 64. They end by themselves after 5 s, or in Shutdown.
 	MaxIdle int
+	// NoCgroup has no CLI run in a cgroup of its own. Without it, where the
+	// caller may make cgroups (v2) below its own, there is one for each CLI: it
+	// ends storms of processes faster, and those that run as another user. Nothing
+	// that is promised needs it.
+	NoCgroup bool
 	// Logger, if not nil, gets one line when an invocation starts and one when
 	// it ends. Never arguments, environment, input or output.
 	Logger *slog.Logger
@@ -44,6 +49,8 @@ type Options struct {
 type Adapter struct {
 	pool supervisor.Pool
 	log  *slog.Logger
+
+	noCgroup bool
 
 	mu      sync.Mutex
 	running map[*invocation]struct{}
@@ -62,7 +69,7 @@ func New(o Options) (*Adapter, error) {
 	}
 	return &Adapter{
 		pool: supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
-		log:  o.Logger,
+		log:  o.Logger, noCgroup: o.NoCgroup,
 	}, nil
 }
 

@@ -44,9 +44,11 @@ func run(t *testing.T, a *Adapter, c Command) (outcome.Outcome, error) {
 	return o, err
 }
 
-func newAdapter(t *testing.T) *Adapter {
+// newAdapter makes an Adapter, which must be shut down without a complaint at
+// the end of the test.
+func newAdapter(t *testing.T, o ...Options) *Adapter {
 	t.Helper()
-	a, err := New(Options{})
+	a, err := New(append(o, Options{})[0])
 	if err != nil {
 		t.Fatal(err)
 	}

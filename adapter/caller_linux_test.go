@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -72,8 +73,8 @@ func inheritsRole(args []string) error {
 			want string // "": what os/exec gives
 		}{
 			{[]string{"sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Sc; umask; pwd -P"}, ""},
-			{[]string{"cat", "/proc/self/cgroup", "/proc/self/limits", "/proc/self/oom_score_adj"}, ""},
-			{[]string{"ls", "/proc/self/fd"}, "0\n1\n2\n3\n"}, // 3 is the listing's own
+			{[]string{"cat", "/proc/self/cgroup", "/proc/self/limits", "/proc/self/oom_score_adj"}, ""}, // see ownGroup
+			{[]string{"ls", "/proc/self/fd"}, "0\n1\n2\n3\n"},                                           // 3 is the listing's own
 			// HUP and INT; with os/exec TSTP would be ignored too.
 			{[]string{"grep", "SigIgn", "/proc/self/status"}, "SigIgn:\t0000000000000003\n"},
 			{[]string{"grep", "SigBlk", "/proc/self/status"}, "SigBlk:\t0000000000000000\n"},
@@ -90,13 +91,17 @@ func inheritsRole(args []string) error {
 				tt.want = string(out)
 			}
 			o, err := a.Invoke(context.Background(), Command{Path: tt.argv[0], Args: tt.argv[1:], Dir: args[0]})
-			if err != nil || string(o.Stdout) != tt.want {
+			if err != nil || string(ownGroup.ReplaceAll(o.Stdout, []byte("$1"))) != strings.Replace(tt.want, "0::/\n", "0::\n", 1) {
 				return fmt.Errorf("%q writes %q, want %q, %v", tt.argv, o.Stdout, tt.want, err)
 			}
 		}
 	}
 	return nil
 }
+
+// ownGroup is a line of /proc/PID/cgroup with the cgroup that a CLI has of its
+// own, if there is one for it.
+var ownGroup = regexp.MustCompile(`(?m)^(0::.*?)(/curfew-\d+|/)$`)
 
 // HUP and INT are ignored in the CLI while the caller ignores them, and not
 // after.

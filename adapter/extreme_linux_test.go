@@ -41,7 +41,9 @@ func TestBomb(t *testing.T) {
 		if os.Geteuid() != 0 {
 			t.Skip("root is needed to make a cgroup")
 		}
-		bombed(t, limit.Command(os.Args[0], t.TempDir()))
+		for _, mode := range []string{"", withoutCgroup} {
+			bombed(t, limit.Command(os.Args[0], t.TempDir(), mode))
+		}
 		if err := limit.Close(); err != nil {
 			t.Error("it is not empty:", err)
 		}
@@ -52,7 +54,7 @@ func TestBomb(t *testing.T) {
 			if err != nil {
 				t.Skip(err)
 			}
-			bombed(t, limit.Command(os.Args[0], t.TempDir()))
+			bombed(t, limit.Command(os.Args[0], t.TempDir(), ""))
 			return
 		}
 		// The limit does not hold for root, so it is set on a user of which
@@ -71,7 +73,7 @@ func TestBomb(t *testing.T) {
 		if err := errors.Join(os.WriteFile(exe, b, 0o755), os.Chown(dir, nobodyElse, nobodyElse)); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("/bin/sh", "-c", `{ ulimit -u 300 2>/dev/null || ulimit -p 300; } && exec "$0" "$@"`, exe, dir)
+		cmd := exec.Command("/bin/sh", "-c", `{ ulimit -u 300 2>/dev/null || ulimit -p 300; } && exec "$0" "$@"`, exe, dir, "")
 		cmd.Dir = dir
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobodyElse, Gid: nobodyElse}}
 		bombed(t, cmd)
@@ -88,6 +90,9 @@ func bombed(t *testing.T, cmd *exec.Cmd) {
 	t.Logf("%s", out)
 }
 
+// withoutCgroup has a role's Adapter do without.
+const withoutCgroup = "without cgroup"
+
 func bombedRole(args []string) error {
 	// The caller is a Go program too, which aborts when it cannot start a
 	// thread. That would be its own end, and not what is tested here.
@@ -99,8 +104,12 @@ func bombedRole(args []string) error {
 	f, _ := fixtures.Find("bomb")
 	c := fixtureCommand(f, probe, promptly)
 	c.Timeout = 2 * time.Second
+	a, err := New(Options{NoCgroup: args[1] == withoutCgroup})
+	if err != nil {
+		return err
+	}
 	began := time.Now()
-	o, err := Invoke(context.Background(), c)
+	o, err := a.Invoke(context.Background(), c)
 	took := time.Since(began) - c.Timeout
 	fmt.Printf("%d processes ended in %v: %v\n", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, took, err)
 	if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren {

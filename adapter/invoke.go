@@ -509,6 +509,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 		ID: v.id, Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
 		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
+		NoCgroup:     v.a.noCgroup,
 		IgnoreHangup: supervisor.Ignored(syscall.SIGHUP), IgnoreInterrupt: supervisor.Ignored(syscall.SIGINT),
 	}
 	if err := v.connect(q, files); err != nil {

@@ -41,7 +41,7 @@ var promptly = StopPolicy{Grace: 300 * time.Millisecond, Linger: 300 * time.Mill
 //
 // It is not parallel to other tests: it keeps the machine busy by itself.
 func TestPromise(t *testing.T) {
-	p := &promise{a: newAdapter(t), before: startCanary(t), seed: seed(t)}
+	p := &promise{a: newAdapter(t), plain: newAdapter(t, Options{NoCgroup: true}), before: startCanary(t), seed: seed(t)}
 	var all []fixtures.Fixture
 	for _, f := range fixtures.All() {
 		if !f.NeedsTaskLimit && (!testing.Short() || slices.Contains(mechanisms, f.Name) || f.Name == "exits") {
@@ -144,6 +144,7 @@ func invokeAsync(ctx context.Context, a *Adapter, c Command) <-chan ended {
 // promise is what the cells of TestPromise share.
 type promise struct {
 	a      *Adapter
+	plain  *Adapter // has no cgroups
 	before *fixtures.Canary
 	seed   uint64
 
@@ -188,7 +189,7 @@ func (p *promise) timeout(t *testing.T, f fixtures.Fixture) {
 	c := fixtureCommand(f, probe, promptly)
 	c.Timeout = 700 * time.Millisecond
 	began := time.Now()
-	o, err := p.a.Invoke(t.Context(), c)
+	o, err := p.plain.Invoke(t.Context(), c)
 	p.took(t, time.Since(began)-c.Timeout)
 	p.check(t, f, probe, ended{o: o, err: err}, outcome.CauseTimeout)
 }

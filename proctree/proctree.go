@@ -55,6 +55,8 @@ type Spec struct {
 	// Ward starts no leader but a ward: a child that is not of the tree, is never
 	// struck, and does not end with us.
 	Ward bool
+	// NoGroup starts the leader in our own cgroup although there is one for it.
+	NoGroup bool
 	// Terminal makes descriptor 0, a terminal, the controlling one.
 	Terminal bool
 	// IgnoreHangup and IgnoreInterrupt start the leader with SIGHUP and SIGINT

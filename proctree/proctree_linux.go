@@ -44,6 +44,7 @@ type Tree struct {
 	cancelStart  atomic.Bool
 	spec         *Spec // for that thread from the order to startDone
 	startedPID   int   // written before startDone
+	grouped      bool  // it was started in the group; written before startDone
 	first        int   // the pid of the leader started last
 	startErr     *StartError
 	startedFD    int // its pidfd, -1 if there is none; written before startDone
@@ -57,6 +58,7 @@ type Tree struct {
 	leader       int // its pid; 0 if there is none, or it was reaped
 	usage        outcome.Usage
 
+	group   group
 	wards   map[int]bool // children that are not of the tree, by pid
 	struck  pidTable
 	ended   []record
@@ -126,6 +128,7 @@ func open(wards bool) (*Tree, error) {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
 	}
 	t.proc.open()
+	t.openGroups()
 	t.pidMax = maxPID
 	// Also in the /proc of another pid namespace.
 	if b, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
@@ -200,6 +203,8 @@ func (t *Tree) Start(spec *Spec) {
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
 	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
+	t.grouped = false
+	t.group.used = t.group.dir >= 0 && !spec.Ward && !spec.NoGroup
 	if !spec.Ward {
 		t.leader = 0
 		t.usage = outcome.Usage{}
@@ -326,6 +331,7 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 	for _, fd := range spec.Files {
 		attr.Files = append(attr.Files, uintptr(fd))
 	}
+	attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = t.group.used, t.group.dir
 	for began, wait := time.Now(), time.Millisecond; ; wait *= 2 {
 		if t.cancelStart.Load() {
 			return 0, &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
@@ -333,10 +339,15 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		pid, err := syscall.ForkExec(spec.Path, spec.Argv, &attr)
 		switch {
 		case err == nil:
+			t.grouped = attr.Sys.UseCgroupFD
 			return pid, nil
 		case t.cancelStart.Load():
 			// We struck everything there was, so a failure now may be our doing.
 			return 0, &StartError{Op: "exec", Err: err, Killed: true}
+		case attr.Sys.UseCgroupFD && (!t.group.proven || !t.group.there()):
+			// It may be the group's: a kernel that cannot start anything in one,
+			// a group that may have no processes, or that somebody has removed.
+			attr.Sys.UseCgroupFD = false
 		case err == syscall.ETXTBSY && time.Since(began) < busyFor:
 			t := unix.NsecToTimespec(int64(wait))
 			_ = unix.Nanosleep(&t, nil) // a signal may cut it short
@@ -394,6 +405,12 @@ func (t *Tree) finishStart(ev *Event) {
 		t.leader = t.startedPID
 	}
 	t.leaderFD = t.startedFD
+	switch {
+	case t.grouped:
+		t.group.proven = true
+	case t.group.used && t.startErr == nil:
+		t.dropGroup()
+	}
 }
 
 // neverExecuted reports whether pid, an unreaped child, is still what it was
@@ -545,7 +562,7 @@ func (t *Tree) Strike(below bool) (struck int) {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 	}
-	return t.walk(below, func(pid, pidfd int) bool {
+	return t.strikeGroup() + t.walk(below, func(pid, pidfd int) bool {
 		var err error
 		if pidfd < 0 {
 			err = signalChild(pid, syscall.SIGKILL)
@@ -803,7 +820,7 @@ func (t *Tree) Survivors() []outcome.Survivor {
 // reason says why SIGKILL has not ended m.
 func (t *Tree) reason(m Member) string {
 	var tracer, uid string
-	for line := range strings.Lines(t.statusOf(m.PID)) {
+	for line := range strings.Lines(t.file(m.PID, "/status")) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "TracerPid":
@@ -819,13 +836,22 @@ func (t *Tree) reason(m Member) string {
 	case uid != "" && uid != own && unix.Geteuid() != 0:
 		return "operation not permitted: it runs as uid " + uid
 	case m.State == 'D':
-		return "uninterruptible, or frozen: SIGKILL is pending"
+		// Where it waits in the kernel; 0 if we have no right to know.
+		where := t.file(m.PID, "/wchan")
+		switch {
+		case strings.Contains(where, "refrigerator"):
+			return "frozen: SIGKILL acts when it is thawed"
+		case where == "" || where == "0":
+			return "uninterruptible or frozen: SIGKILL is pending"
+		}
+		return "uninterruptible in " + where + ": SIGKILL is pending"
 	}
 	return "SIGKILL has not taken effect yet"
 }
 
-func (t *Tree) statusOf(pid int) string {
-	fd := t.proc.openat(unix.O_RDONLY, pid, "/status", -1, "")
+// file reads a small file in the directory of pid; "" if it cannot be read.
+func (t *Tree) file(pid int, name string) string {
+	fd := t.proc.openat(unix.O_RDONLY, pid, name, -1, "")
 	if fd < 0 {
 		return ""
 	}

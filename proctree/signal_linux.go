@@ -8,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This is the only file that sends signals. Two kinds of target are possible,
-// and neither can be a stranger: a child of ours that nobody but us reaps, so
-// that its pid cannot be given to anyone else, and a pidfd. Nothing is ever
-// sent to a group, or to a pid that means "everyone" or init.
+// This is the only file that sends signals. Three kinds of target are possible,
+// and none can be a stranger: a child of ours that nobody but us reaps, so that
+// its pid cannot be given to anyone else; a pidfd; and a cgroup that was made for
+// the tree. Nothing is ever sent to a process group, or to a pid that means
+// "everyone" or init.
 
 // errNotOurs refuses a pid that is not an unreaped child of this process.
 var errNotOurs = errors.New("not an unreaped child of this process")
@@ -115,3 +116,10 @@ func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }
 
 // ResumePidfd sends SIGCONT to it in the same way.
 func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }
+
+// killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
+// and to whom they are forking. kill is its cgroup.kill.
+func killGroup(kill int) {
+	one := [1]byte{'1'}
+	_, _, _ = unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
+}

@@ -14,8 +14,8 @@ import (
 // Sweep is for when those who held a tree are lost, and dead: their children have
 // fallen to others. It sends SIGKILL to every process that carries the mark in
 // its environment, was started at or after since, and is in the given cgroup
-// (the content of /proc/PID/cgroup), until two scans running find none or the
-// time is over. What has wiped its environment is not found, so the result is no
+// (the content of /proc/PID/cgroup), or in the one that the process holder had for
+// its tree, until two scans running find none or the time is over. What has wiped its environment is not found, so the result is no
 // proof of anything.
 //
 // The mark alone is only a suspicion: at(1), service managers and build daemons
@@ -27,8 +27,8 @@ import (
 //
 // A process that is executing something, or whose parent is just dying, cannot
 // be told yet; a scan that met one is followed by another.
-func Sweep(mark, cgroup string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	w := sweep{mark: mark, cgroup: cgroup, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
+func Sweep(mark, cgroup string, holder int, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w := sweep{mark: mark, cgroup: cgroup, group: GroupName(holder), boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
 	if w.open(); w.fd < 0 {
 		return nil, nil
 	}
@@ -59,6 +59,7 @@ const tick = time.Second / 100
 type sweep struct {
 	procfs
 	mark, cgroup string
+	group        string // the name of the holder's
 	boot         time.Time
 	earliest     uint64
 	self         int
@@ -279,11 +280,36 @@ func readWhole(fd int, buf []byte) (all []byte) {
 	return all
 }
 
+// sameCgroup reports whether pid is in the cgroup, or in the one that the lost
+// holder had made in it for the tree, or below that.
 func (w *sweep) sameCgroup(pid int) bool {
 	fd := w.openat(unix.O_RDONLY, pid, "/cgroup", -1, "")
 	if fd < 0 {
 		return false
 	}
 	defer closeFD(fd)
-	return string(readWhole(fd, w.buf[:])) == w.cgroup
+	content := readWhole(fd, w.buf[:])
+	return string(content) == w.cgroup || string(withoutGroup(content, w.group)) == w.cgroup
+}
+
+// withoutGroup takes the group of that name, and what is below it, off the v2
+// path in the content of a cgroup file.
+func withoutGroup(content []byte, group string) []byte {
+	const v2 = "0::/"
+	at := bytes.Index(content, []byte("\n"+v2)) + 1
+	if at == 0 && !bytes.HasPrefix(content, []byte(v2)) {
+		return content
+	}
+	line := content[at:]
+	if end := bytes.IndexByte(line, '\n'); end >= 0 {
+		line = line[:end]
+	}
+	rest := content[at+len(line):]
+	path := append(line[len(v2)-1:len(line):len(line)], '/') // a copy
+	cut := bytes.Index(path, []byte("/"+group+"/"))
+	if cut < 0 {
+		return content
+	}
+	path = path[:max(cut, 1)]
+	return slices.Concat(content[:at], []byte(v2[:len(v2)-1]), path, rest)
 }

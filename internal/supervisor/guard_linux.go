@@ -164,6 +164,9 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		}
 		closeAll([]int{order.socket, order.caller})
 	}
+	for _, pid := range ev.Wards {
+		g.tree.EndWardGroup(pid)
+	}
 	g.fallen = append(g.fallen, ev.Wards...)
 	return ev.Empty
 }
@@ -175,6 +178,7 @@ func (g *warden) settleUp() {
 		var report Swept
 		report.Ended, report.EndedMore = g.tree.Ended()
 		for _, pid := range g.fallen {
+			g.tree.EndWardGroup(pid) // now that it can be removed
 			g.swept = append(g.swept, sweptWard{pid, report})
 		}
 		g.fallen = nil

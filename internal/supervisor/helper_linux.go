@@ -463,7 +463,10 @@ func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []
 		h.guard.Kill()
 		h.guard.awaitEnd(until)
 	}
-	return proctree.Sweep(mark, h.cgroup, since, until)
+	if h.pid != 0 {
+		proctree.EndGroup(h.pid, until)
+	}
+	return proctree.Sweep(mark, h.cgroup, h.pid, since, until)
 }
 
 // awaitEnd waits until the helper is dead and its children are somebody else's,

@@ -125,6 +125,7 @@ type Settings struct {
 	// it when told that the stop begins.
 	Stdin           bool `json:"stdin"`
 	Terminal        bool `json:"terminal"`
+	NoCgroup        bool `json:"no_cgroup,omitempty"`
 	IgnoreHangup    bool `json:"ignore_hangup"`
 	IgnoreInterrupt bool `json:"ignore_interrupt"`
 	// Numbers are the descriptor numbers in the leader of the files sent, in

@@ -64,8 +64,10 @@ func serve() {
 	s.state, err = readState(unix.Gettid())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
+	s.tree.MakeGroup()
 	for s.step() {
 	}
+	s.tree.CloseGroup()
 }
 
 // hello is a helper's first word. With it goes a pidfd of the helper, by which
@@ -283,6 +285,8 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 	r := &run{settings: m.Settings, spec: proctree.Spec{
 		Path: path, Argv: args, Env: env, Dir: files[0],
 		Terminal: m.Terminal, IgnoreHangup: m.IgnoreHangup, IgnoreInterrupt: m.IgnoreInterrupt,
+		// What is left alive would keep the group from being removed.
+		NoGroup: m.NoCgroup || m.AfterExit == Leave,
 	}}
 	top := 3
 	for _, n := range m.Numbers {
@@ -453,9 +457,17 @@ func (s *server) news(ev proctree.Event) {
 	}
 	if ev.Empty {
 		r.ladder.Empty()
-		s.finish(outcome.Empty, outcome.NoChildren)
+		if s.tree.GroupLeft(groupLimit) {
+			s.finish(outcome.Unverified, outcome.NoProof)
+		} else {
+			s.finish(outcome.Empty, outcome.NoChildren)
+		}
 	}
 }
+
+// groupLimit is how long what is in the cgroup may take to end when there is no
+// child left: it is somewhere that orphans do not come back from.
+const groupLimit = 500 * time.Millisecond
 
 // leftovers decides what becomes of them, now that the leader exited by itself.
 func (s *server) leftovers() {
@@ -611,6 +623,10 @@ func (s *server) makeReady() {
 	}
 	now, err := readState(s.tree.ForkingThread())
 	if !s.stateOK || err != nil || now != s.state {
+		s.callerGone = true
+		return
+	}
+	if !s.tree.MakeGroup() {
 		s.callerGone = true
 		return
 	}

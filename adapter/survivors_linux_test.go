@@ -1,0 +1,545 @@
+package adapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+func init() {
+	roles["other uid"] = otherUIDRole
+	roles["other uid CLI"] = otherUIDCLIRole
+}
+
+// held is a pipe of which the CLI's tree has the end open.
+type held struct {
+	t *testing.T
+	r *os.File
+	w *os.File
+}
+
+func newHeld(t *testing.T) *held {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return &held{t, r, w}
+}
+
+// says waits for the tree to write a line.
+func (h *held) says(want string) {
+	h.t.Helper()
+	_ = h.r.SetReadDeadline(time.Now().Add(patience))
+	buf := make([]byte, len(want)+1)
+	if _, err := io.ReadFull(h.r, buf); err != nil || string(buf) != want+"\n" {
+		h.t.Fatalf("the tree said %q, %v, want %q", buf, err, want)
+	}
+}
+
+// isFree fails if somebody has the end open still after that time.
+func (h *held) isFree(within time.Duration) {
+	h.t.Helper()
+	h.w.Close()
+	_ = h.r.SetReadDeadline(time.Now().Add(max(within, time.Millisecond)))
+	if n, err := h.r.Read(make([]byte, 1)); err != io.EOF {
+		h.t.Errorf("%d bytes, %v: something is alive", n, err)
+	}
+}
+
+// groupDir is where the cgroup of a CLI is, from what it has read of itself.
+func groupDir(t *testing.T, content []byte) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^0::(.*/curfew-\d+)$`).FindSubmatch(content)
+	if m == nil {
+		return ""
+	}
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		dir := mount + string(m[1])
+		if _, err := os.Stat(dir + "/cgroup.kill"); err == nil {
+			return dir
+		}
+	}
+	t.Fatalf("%s is nowhere", m[1])
+	return ""
+}
+
+// needsGroups skips where no cgroup can be made for a CLI.
+func needsGroups(t *testing.T, a *Adapter) {
+	t.Helper()
+	o, err := run(t, a, sh("cat /proc/self/cgroup"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^0::.*/curfew-\d+$`).Match(o.Stdout) {
+		t.Skip("no cgroup (v2) can be made here below the own one")
+	}
+}
+
+// A CLI has a cgroup of its own where that can be had, a new one each time, and
+// none is left behind, also where the supervisor was killed.
+func TestGroup(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	needsGroups(t, a)
+	isRemoved := func(dir string, which string) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("%s: %s stays", which, dir)
+			}
+		}
+	}
+	// isNew looks into a group between two invocations.
+	isNew := func(dir string) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if _, err := os.Stat(dir + "/a"); errors.Is(err, os.ErrNotExist) {
+				return
+			} else if time.Now().After(end) {
+				t.Fatalf("%s is the old one", dir)
+			}
+		}
+	}
+	own := func(a *Adapter, script string) (string, outcome.Outcome) {
+		t.Helper()
+		h := newHeld(t)
+		c := sh("cat /proc/self/cgroup; " + script)
+		c.ExtraFiles = []*os.File{h.w}
+		var dir string
+		c.Stop = promptly
+		c.Stdout = writerFunc(func(p []byte) (int, error) {
+			if dir == "" {
+				dir = groupDir(t, p)
+			}
+			return len(p), nil
+		})
+		o, _ := run(t, a, c)
+		h.isFree(0)
+		return dir, o
+	}
+
+	// What a tree does to its group is not the next one's: here it makes two below
+	// it, and goes into one.
+	dir, _ := own(a, `d=/sys/fs/cgroup/unified; [ -d $d ] || d=/sys/fs/cgroup
+		d=$d$(sed -n s/^0:://p /proc/self/cgroup); mkdir -p $d/a/b && echo $$ >$d/a/b/cgroup.procs; sleep `+tooLong+` & echo frozen; exit 0`)
+	if dir == "" {
+		t.Fatal("the CLI has no group")
+	}
+	isNew(dir)
+	next, _ := own(a, "exit 0")
+	if next == "" {
+		t.Error("the next one has no group")
+	}
+	dir, o := own(a, "setsid sleep "+tooLong+" & kill -KILL $PPID; sleep "+tooLong)
+	if o.Cleanup.Proof != outcome.ChildList || dir == "" {
+		t.Errorf("the supervisor was killed: %+v", o.Cleanup)
+	}
+	isRemoved(dir, "killed")
+
+	// Somebody removes it.
+	careless := newAdapter(t)
+	next, _ = own(careless, "exit 0")
+	if err := os.Remove(next); err != nil {
+		t.Log(err) // the supervisor was about to
+	}
+	if _, o := own(careless, "exit 3"); o.Exit == nil || o.Exit.Code != 3 {
+		t.Errorf("without its group: %+v", o)
+	}
+
+	if dir, _ := own(newAdapter(t, Options{NoCgroup: true}), "exit 0"); dir != "" {
+		t.Errorf("got %s although none was wanted", dir)
+	}
+	other, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ = own(other, "exit 0")
+	if err := other.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	isRemoved(dir, "shut down")
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A process that enters another pid namespace is out of the supervisor's reach
+// when it becomes an orphan: it falls to that namespace's init. With a cgroup it
+// is ended all the same; without, it stays (docs/limits.md).
+func TestEntersAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed to make a pid namespace and to enter it")
+	}
+	init := exec.Command("sleep", tooLong)
+	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := init.Start(); err != nil {
+		t.Skip("no pid namespace can be made:", err)
+	}
+	defer func() {
+		_ = init.Process.Kill()
+		_ = init.Wait()
+	}()
+	script := fmt.Sprintf("nsenter --pid=/proc/%d/ns/pid -- sh -c '(trap \"\" TERM; exec setsid sh -c \"echo there >&3; sleep %s\") & sleep 0.05'; exit 0", init.Process.Pid, tooLong)
+	for _, plain := range []bool{false, true} {
+		a := newAdapter(t, Options{NoCgroup: plain})
+		if !plain {
+			needsGroups(t, a)
+		}
+		h := newHeld(t)
+		c := sh(script)
+		c.ExtraFiles = []*os.File{h.w}
+		c.Stop = promptly
+		o, err := run(t, a, c)
+		h.says("there")
+		if err != nil || o.Cleanup.Result != outcome.Empty {
+			t.Errorf("plain: %v: %+v, %v", plain, o.Cleanup, err)
+		}
+		if !plain {
+			h.isFree(0)
+			if len(o.Cleanup.Ended) == 0 {
+				t.Error("it is not listed as ended")
+			}
+			continue
+		}
+		// The control, and the limit.
+		h.w.Close()
+		_ = h.r.SetReadDeadline(time.Now().Add(quiet))
+		if _, err := h.r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("it is gone without a cgroup: %v", err)
+		}
+		_ = init.Process.Kill() // the namespace ends with its init
+		h.isFree(patience)
+	}
+}
+
+// shortKill gives up soon after SIGKILL.
+var shortKill = StopPolicy{Grace: 200 * time.Millisecond, KillWait: 500 * time.Millisecond}
+
+// survived checks a cleanup with survivors: that one is listed, with the reason,
+// and that nothing but its process is.
+func survived(o outcome.Outcome, took time.Duration, stop StopPolicy, reason string) error {
+	s := o.Cleanup.Survivors
+	switch {
+	case took > stop.Bound():
+		return fmt.Errorf("returned after %v, more than %v", took, stop.Bound())
+	case o.Status != outcome.Unknown || o.Cleanup.Result != outcome.Survivors || o.Cleanup.Proof != outcome.NoProof:
+		return fmt.Errorf("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
+	case len(s) != 1 || s[0].PID <= 1 || s[0].Start.IsZero() || s[0].Name == "" || s[0].State == "" || !strings.Contains(s[0].Reason, reason):
+		return fmt.Errorf("the survivors are %+v, want one with the reason %q", s, reason)
+	}
+	return nil
+}
+
+// A member that is frozen (cgroup v1) has SIGKILL pending and cannot act on it.
+// What is below it is ended, the outcome tells of it within the bound, the next
+// invocation is not held up, and when it is thawed it is gone without anybody
+// asking.
+func TestFrozenMember(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed to make a cgroup")
+	}
+	freezer, err := os.MkdirTemp("/sys/fs/cgroup/freezer", "curfew-test-")
+	if err != nil {
+		t.Skip("no freezer of cgroup v1 to be had:", err)
+	}
+	state := filepath.Join(freezer, "freezer.state")
+	defer func() {
+		_ = os.WriteFile(state, []byte("THAWED"), 0)
+		for end := time.Now().Add(patience); os.Remove(freezer) != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Error("somebody is in the freezer still")
+				return
+			}
+		}
+	}()
+	for _, plain := range []bool{false, true} {
+		a := newAdapter(t, Options{NoCgroup: plain})
+		whole, below := newHeld(t), newHeld(t)
+		// The one that is frozen has a child outside of the freezer, which ignores
+		// TERM, and none of the descriptor that the child has.
+		c := sh(`sh -c '
+			(exec 3>&-; trap "" TERM; echo below >&4; sleep ` + tooLong + `) &
+			exec 4>&-; echo $$ >"$0"/cgroup.procs; echo frozen >&3; exec sleep ` + tooLong + `' "$FREEZER" & wait`)
+		c.Env = append(os.Environ(), "FREEZER="+freezer)
+		c.ExtraFiles = []*os.File{whole.w, below.w}
+		c.Stop = shortKill
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		result := invokeAsync(ctx, a, c)
+		below.says("below")
+		whole.says("frozen")
+		if err := os.WriteFile(state, []byte("FROZEN"), 0); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if b, err := os.ReadFile(state); err != nil || time.Now().After(end) {
+				t.Fatal("it does not freeze", err)
+			} else if string(b) == "FROZEN\n" {
+				break
+			}
+		}
+		began := time.Now()
+		cancel()
+		e := <-result
+		if err := survived(e.o, e.at.Sub(began), c.Stop, "frozen"); err != nil {
+			t.Error(err)
+		}
+		below.isFree(0)
+		if o, err := run(t, a, sh("exit 0")); err != nil || o.Cleanup.Proof != outcome.NoChildren {
+			t.Errorf("the next invocation: %+v, %v", o, err)
+		}
+		whole.w.Close()
+		_ = whole.r.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := whole.r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the frozen one is gone already: %v", err)
+		}
+		if err := os.WriteFile(state, []byte("THAWED"), 0); err != nil {
+			t.Fatal(err)
+		}
+		whole.isFree(patience)
+	}
+}
+
+// A member that waits in the kernel and cannot be killed, here for a frozen file
+// system, is told and left to the supervisor.
+func TestUninterruptibleMember(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed to mount a file system")
+	}
+	dir := t.TempDir()
+	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
+	for _, argv := range [][]string{
+		{"truncate", "-s", "8M", image}, {"mkfs.ext4", "-q", image}, {"mkdir", mount}, {"mount", "-o", "loop", image, mount},
+	} {
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("no file system to freeze: %q: %v, %s", argv, err, out)
+		}
+	}
+	const freeze, thaw = 0xc0045877, 0xc0045878 // FIFREEZE and FITHAW
+	top, err := os.Open(mount)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		top.Close()
+		if err := unix.Unmount(mount, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := unix.IoctlSetInt(int(top.Fd()), freeze, 0); err != nil {
+		t.Skip("the file system cannot be frozen:", err)
+	}
+	thawed := false
+	defer func() {
+		if !thawed {
+			_ = unix.IoctlSetInt(int(top.Fd()), thaw, 0)
+		}
+	}()
+	a := newAdapter(t)
+	h := newHeld(t)
+	c := sh(`sh -c 'echo writing >&3; echo x >"$0"/file' ` + mount + ` & wait`)
+	c.ExtraFiles = []*os.File{h.w}
+	c.Stop = shortKill
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	result := invokeAsync(ctx, a, c)
+	h.says("writing")
+	began := time.Now()
+	cancel()
+	e := <-result
+	if e.o.Cleanup.Result == outcome.Empty {
+		t.Skip("this kernel's wait for a frozen file system can be killed")
+	}
+	if err := survived(e.o, e.at.Sub(began), c.Stop, "uninterruptible"); err != nil {
+		t.Error(err)
+	}
+	if err := unix.IoctlSetInt(int(top.Fd()), thaw, 0); err != nil {
+		t.Fatal(err)
+	}
+	thawed = true
+	h.isFree(patience)
+}
+
+// A member that has become another user cannot be signalled. It is told, what is
+// below it is ended, and when it ends by itself the supervisor does too. In a
+// cgroup of the caller's own it is ended like any other.
+func TestMemberOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed to make an executable setuid")
+	}
+	const nobodyElse = 54322
+	dir, err := os.MkdirTemp("", "curfew-uid-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a temporary directory, after all
+	b, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller, cli := filepath.Join(dir, "caller"), filepath.Join(dir, "cli")
+	for _, err := range []error{
+		os.Chmod(dir, 0o755), os.WriteFile(caller, b, 0o755), os.WriteFile(cli, b, 0o755), os.Chmod(cli, 0o755|os.ModeSetuid),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	group, err := os.MkdirTemp("/sys/fs/cgroup/unified", "curfew-test-")
+	if err != nil {
+		group, err = os.MkdirTemp("/sys/fs/cgroup", "curfew-test-")
+	}
+	if err == nil {
+		t.Cleanup(func() {
+			for end := time.Now().Add(patience); os.Remove(group) != nil; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Error("somebody is in the cgroup still")
+					return
+				}
+			}
+		})
+		for _, name := range []string{".", "cgroup.procs"} {
+			if err := os.Chown(filepath.Join(group, name), nobodyElse, nobodyElse); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, group := range map[string]string{"without cgroup": "", "with cgroup": group} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "with cgroup" && group == "" {
+				t.Skip("no cgroup (v2) can be made here")
+			}
+			script := `exec "$0" "$@"`
+			if group != "" {
+				script = "echo $$ >" + group + "/cgroup.procs && " + script
+			}
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", script, "setpriv", fmt.Sprintf("--reuid=%d", nobodyElse), fmt.Sprintf("--regid=%d", nobodyElse), "--clear-groups",
+				caller, cli, name)
+			cmd.Env = append(os.Environ(), roleVar+"=other uid")
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+func otherUIDRole(args []string) error {
+	grouped := args[1] == "with cgroup"
+	a, err := New(Options{NoCgroup: !grouped})
+	if err != nil {
+		return err
+	}
+	whole, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	below, belowW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	release, hold, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	c := Command{Path: args[0], Env: append(os.Environ(), roleVar+"=other uid CLI"), ExtraFiles: []*os.File{w, belowW, release}, Stop: shortKill}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	result := invokeAsync(ctx, a, c)
+	_ = whole.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.ReadFull(whole, make([]byte, 1)); err != nil {
+		cancel()
+		return fmt.Errorf("the CLI does not come to life: %w, %+v", err, <-result)
+	}
+	w.Close()
+	belowW.Close()
+	release.Close()
+	began := time.Now()
+	cancel()
+	e := <-result
+	eof := func(r *os.File, within time.Duration) error {
+		_ = r.SetReadDeadline(time.Now().Add(within))
+		_, err := r.Read(make([]byte, 1))
+		return err
+	}
+	if err := eof(below, time.Millisecond); err != io.EOF {
+		return fmt.Errorf("what is below is alive: %w", err)
+	}
+	if grouped {
+		if e.o.Cleanup.Result != outcome.Empty || e.o.Cleanup.Proof != outcome.NoChildren {
+			return fmt.Errorf("with a cgroup: %+v", e.o.Cleanup)
+		}
+		if err := eof(whole, time.Millisecond); err != io.EOF {
+			return fmt.Errorf("with a cgroup it is alive: %w", err)
+		}
+	} else {
+		if err := survived(e.o, e.at.Sub(began), c.Stop, "operation not permitted: it runs as uid 0"); err != nil {
+			return err
+		}
+		if err := eof(whole, time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("it is gone already: %w", err)
+		}
+		hold.Close() // it ends by itself
+		if err := eof(whole, patience); err != io.EOF {
+			return fmt.Errorf("it is alive: %w", err)
+		}
+	}
+	if o, err := a.Invoke(context.Background(), sh("exit 0")); err != nil {
+		return fmt.Errorf("the next invocation: %+v, %w", o, err)
+	}
+	shut, done := context.WithTimeout(context.Background(), patience)
+	defer done()
+	return a.Shutdown(shut)
+}
+
+// otherUIDCLIRole is a setuid executable: it becomes its owner for good, has a
+// child that is again who called it, and stays until it is released.
+func otherUIDCLIRole([]string) error {
+	below := exec.Command("sh", "-c", `trap "" TERM; echo up; exec sleep `+tooLong)
+	below.ExtraFiles = []*os.File{nil, os.NewFile(4, "below")}
+	up, err := below.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	uid := uint32(os.Getuid())
+	if err := syscall.Setresuid(0, 0, 0); err != nil {
+		return err
+	}
+	below.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	if err := below.Start(); err != nil {
+		return err
+	}
+	unix.Close(4)
+	if _, err := up.Read(make([]byte, 3)); err != nil {
+		return err
+	}
+	if _, err := os.NewFile(3, "whole").WriteString("x"); err != nil {
+		return err
+	}
+	time.AfterFunc(patience, func() { os.Exit(1) })
+	_, _ = os.NewFile(5, "release").Read(make([]byte, 1))
+	return nil
+}
