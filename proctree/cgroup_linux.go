@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 // group is a cgroup (v2) of the tree's own, below the one that this process is
@@ -46,9 +48,9 @@ func (t *Tree) MakeGroup() bool {
 	if !g.remove() {
 		return false
 	}
-	if unix.Mkdirat(g.base, g.name, 0o755) != nil {
+	if mkdirat(g.base, g.name) != nil {
 		// Left by one who was killed and had our number.
-		if unix.Unlinkat(g.base, g.name, unix.AT_REMOVEDIR) != nil || unix.Mkdirat(g.base, g.name, 0o755) != nil {
+		if unix.Unlinkat(g.base, g.name, unix.AT_REMOVEDIR) != nil || mkdirat(g.base, g.name) != nil {
 			t.dropGroup()
 			return true
 		}
@@ -63,6 +65,13 @@ func (t *Tree) MakeGroup() bool {
 		t.dropGroup()
 	}
 	return true
+}
+
+func mkdirat(base int, name string) error {
+	if errno := fault.At(fault.Mkdirat); errno != 0 {
+		return errno
+	}
+	return unix.Mkdirat(base, name, 0o755)
 }
 
 // CloseGroup removes the cgroup, if there is one.

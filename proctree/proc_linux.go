@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 // procfs reads /proc through a descriptor that was opened before any CLI ran:
@@ -44,7 +46,7 @@ const forkNoExec = 0x40
 // namespace every number is a stranger's.
 func (p *procfs) open() {
 	p.fd = -1
-	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := openFile("/proc", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
 	}
@@ -66,6 +68,20 @@ func (p *procfs) open() {
 	}
 }
 
+// openFile opens a file close-on-exec.
+func openFile(path string, flags int) (int, error) {
+	for {
+		fd, errno := -1, fault.At(fault.Open)
+		err := error(errno)
+		if errno == 0 {
+			fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		}
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
 // openat opens a file below /proc whose name is the given parts joined; -1 if
 // that fails. Numbers and strings alternate: "12/stat" is (12, "/stat").
 func (p *procfs) openat(flags int, pid int, mid string, tid int, tail string) int {
@@ -84,7 +100,10 @@ func (p *procfs) openPath(b []byte, flags int) int {
 	}
 	b = append(b, 0)
 	for {
-		fd, _, errno := unix.RawSyscall6(unix.SYS_OPENAT, uintptr(p.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(flags|unix.O_CLOEXEC), 0, 0, 0)
+		fd, errno := uintptr(0), fault.At(fault.Openat)
+		if errno == 0 {
+			fd, _, errno = unix.RawSyscall6(unix.SYS_OPENAT, uintptr(p.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(flags|unix.O_CLOEXEC), 0, 0, 0)
+		}
 		if errno == unix.EINTR {
 			continue
 		}
@@ -100,7 +119,10 @@ func (p *procfs) openPath(b []byte, flags int) int {
 func readAll(fd int, buf []byte) int {
 	n := 0
 	for n < len(buf) {
-		m, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[n])), uintptr(len(buf)-n))
+		m, size, errno := uintptr(0), fault.Size(fault.Read, len(buf)-n), fault.At(fault.Read)
+		if errno == 0 {
+			m, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buf[n])), uintptr(size))
+		}
 		if errno == unix.EINTR {
 			continue
 		}
@@ -216,7 +238,10 @@ func (p *procfs) children(pid int, list []int32) int {
 	}
 	n := 0
 	for {
-		m, _, errno := unix.RawSyscall(unix.SYS_GETDENTS64, uintptr(task), uintptr(unsafe.Pointer(&p.dir[0])), uintptr(len(p.dir)))
+		m, errno := uintptr(0), fault.At(fault.Getdents)
+		if errno == 0 {
+			m, _, errno = unix.RawSyscall(unix.SYS_GETDENTS64, uintptr(task), uintptr(unsafe.Pointer(&p.dir[0])), uintptr(len(p.dir)))
+		}
 		if errno == unix.EINTR {
 			continue
 		}
@@ -258,7 +283,10 @@ func (p *procfs) readChildren(fd int, list []int32, n int) int {
 		num, digits = 0, 0
 	}
 	for off := int64(0); ; {
-		m, _, errno := unix.RawSyscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(&p.buf[0])), uintptr(len(p.buf)), uintptr(off), 0, 0)
+		m, size, errno := uintptr(0), fault.Size(fault.Pread, len(p.buf)), fault.At(fault.Pread)
+		if errno == 0 {
+			m, _, errno = unix.RawSyscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(&p.buf[0])), uintptr(size), uintptr(off), 0, 0)
+		}
 		if errno == unix.EINTR {
 			continue
 		}
@@ -286,7 +314,10 @@ func (p *procfs) childrenByScan(pid int, list []int32) int {
 	n := 0
 	var s stat
 	for {
-		m, _, errno := unix.RawSyscall(unix.SYS_GETDENTS64, uintptr(dir), uintptr(unsafe.Pointer(&p.scan[0])), uintptr(len(p.scan)))
+		m, errno := uintptr(0), fault.At(fault.Getdents)
+		if errno == 0 {
+			m, _, errno = unix.RawSyscall(unix.SYS_GETDENTS64, uintptr(dir), uintptr(unsafe.Pointer(&p.scan[0])), uintptr(len(p.scan)))
+		}
 		if errno == unix.EINTR {
 			continue
 		}

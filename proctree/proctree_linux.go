@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/fault"
 	"curfew/outcome"
 )
 
@@ -124,7 +125,7 @@ func open(wards bool) (*Tree, error) {
 		found:     make([]target, 0, maxFound),
 		frames:    make([]frame, 0, maxDepth),
 	}
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+	if err := becomeSubreaper(); err != nil {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
 	}
 	t.proc.open()
@@ -137,13 +138,13 @@ func open(wards bool) (*Tree, error) {
 		}
 	}
 	var err error
-	if t.root, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	if t.root, err = openFile("/", unix.O_PATH|unix.O_DIRECTORY); err != nil {
 		return nil, os.NewSyscallError("open /", err)
 	}
-	if t.orders, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+	if t.orders, err = eventfd(0); err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	if t.news, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	if t.news, err = eventfd(unix.EFD_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	resetIgnored()
@@ -152,7 +153,7 @@ func open(wards bool) (*Tree, error) {
 	<-ready
 	if wards {
 		// With wards alive the next start must not wait for the next exit.
-		if t.watch, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		if t.watch, err = eventfd(0); err != nil {
 			return nil, os.NewSyscallError("eventfd", err)
 		}
 		go t.third()
@@ -163,6 +164,20 @@ func open(wards bool) (*Tree, error) {
 		}
 	}
 	return t, nil
+}
+
+func becomeSubreaper() error {
+	if errno := fault.At(fault.Prctl); errno != 0 {
+		return errno
+	}
+	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+func eventfd(flags int) (int, error) {
+	if errno := fault.At(fault.Eventfd); errno != 0 {
+		return -1, errno
+	}
+	return unix.Eventfd(0, flags|unix.EFD_CLOEXEC)
 }
 
 // resetIgnored gives every signal that is ignored its default disposition, so
@@ -253,7 +268,15 @@ func (t *Tree) order(what uint32) {
 
 func wakeup(fd int) {
 	one := [8]byte{1}
-	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 8)
+	for {
+		errno := fault.At(fault.Write)
+		if errno == 0 {
+			_, _, errno = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 8)
+		}
+		if errno != unix.EINTR {
+			return
+		}
+	}
 }
 
 // second is the second thread.
@@ -301,8 +324,11 @@ func (t *Tree) third() {
 func awaitAnyChild() {
 	for {
 		var info siginfo
-		_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
-			unix.WEXITED|unix.WNOWAIT|unix.WALL, 0, 0)
+		errno := fault.At(fault.Waitid)
+		if errno == 0 {
+			_, _, errno = unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
+				unix.WEXITED|unix.WNOWAIT|unix.WALL, 0, 0)
+		}
 		if errno != unix.EINTR {
 			return
 		}
@@ -315,7 +341,7 @@ const busyFor = 300 * time.Millisecond
 
 // start executes spec on the second thread.
 func (t *Tree) start(spec *Spec) (int, *StartError) {
-	if err := unix.Fchdir(spec.Dir); err != nil {
+	if err := fchdir(spec.Dir); err != nil {
 		return 0, &StartError{Op: "chdir", Err: err}
 	}
 	defer unix.Fchdir(t.root)
@@ -336,7 +362,7 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		if t.cancelStart.Load() {
 			return 0, &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
 		}
-		pid, err := syscall.ForkExec(spec.Path, spec.Argv, &attr)
+		pid, err := forkExec(spec, &attr)
 		switch {
 		case err == nil:
 			t.grouped = attr.Sys.UseCgroupFD
@@ -355,6 +381,20 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 			return 0, &StartError{Op: "exec", Err: err}
 		}
 	}
+}
+
+func fchdir(dir int) error {
+	if errno := fault.At(fault.Fchdir); errno != 0 {
+		return errno
+	}
+	return unix.Fchdir(dir)
+}
+
+func forkExec(spec *Spec, attr *syscall.ProcAttr) (int, error) {
+	if errno := fault.At(fault.ForkExec); errno != 0 {
+		return 0, errno
+	}
+	return syscall.ForkExec(spec.Path, spec.Argv, attr)
 }
 
 // Collect takes the news: whether the start is done, whether the leader exited,
@@ -472,7 +512,7 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		}
 		var ws syscall.WaitStatus
 		var ru syscall.Rusage
-		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|unix.WALL, &ru)
+		pid, err := wait4(&ws, &ru)
 		switch {
 		case err == syscall.EINTR:
 			continue
@@ -508,6 +548,14 @@ func (t *Tree) reap(ev *Event, limit int) int {
 			ev.Exit = exit
 		}
 	}
+}
+
+// wait4 reaps a child that has exited, if there is one.
+func wait4(ws *syscall.WaitStatus, ru *syscall.Rusage) (int, error) {
+	if errno := fault.At(fault.Wait4); errno != 0 {
+		return 0, errno
+	}
+	return syscall.Wait4(-1, ws, syscall.WNOHANG|unix.WALL, ru)
 }
 
 // Usage is what the reaped part of the tree has used.
@@ -716,8 +764,11 @@ func (t *Tree) ownChildren() int {
 func childless() bool {
 	for {
 		var info siginfo
-		_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
-			unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		errno := fault.At(fault.Waitid)
+		if errno == 0 {
+			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
+				unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		}
 		if errno != unix.EINTR {
 			return errno == unix.ECHILD
 		}

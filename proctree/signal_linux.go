@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 // This is the only file that sends signals. Three kinds of target are possible,
@@ -41,8 +43,11 @@ type siginfo struct {
 func stateOf(pid int) childState {
 	var info siginfo
 	for {
-		_, _, errno := unix.RawSyscall6(unix.SYS_WAITID, unix.P_PID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
-			unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		errno := fault.At(fault.Waitid)
+		if errno == 0 {
+			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_PID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
+				unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
+		}
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -78,8 +83,10 @@ func signalChild(pid int, sig syscall.Signal) error {
 	case childDead:
 		return syscall.ESRCH
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_KILL, uintptr(pid), uintptr(sig), 0)
-	if errno != 0 {
+	if errno := fault.At(fault.Kill); errno != 0 {
+		return errno
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_KILL, uintptr(pid), uintptr(sig), 0); errno != 0 {
 		return errno
 	}
 	return nil
@@ -87,8 +94,10 @@ func signalChild(pid int, sig syscall.Signal) error {
 
 // signalPidfd sends sig to the process that fd stands for.
 func signalPidfd(fd int, sig syscall.Signal) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), uintptr(sig), 0, 0, 0, 0)
-	if errno != 0 {
+	if errno := fault.At(fault.PidfdSendSignal); errno != 0 {
+		return errno
+	}
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), uintptr(sig), 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
 	return nil
@@ -97,12 +106,18 @@ func signalPidfd(fd int, sig syscall.Signal) error {
 // unreaped reports whether the process that fd stands for still has its pid: it
 // is alive, or a zombie.
 func unreaped(fd int) bool {
-	_, _, errno := unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), 0, 0, 0, 0, 0)
+	errno := fault.At(fault.PidfdSendSignal)
+	if errno == 0 {
+		_, _, errno = unix.RawSyscall6(unix.SYS_PIDFD_SEND_SIGNAL, uintptr(fd), 0, 0, 0, 0, 0)
+	}
 	return errno == 0 || errno == unix.EPERM
 }
 
 // pidfdOpen returns a pidfd for pid, close-on-exec.
 func pidfdOpen(pid int) (int, error) {
+	if errno := fault.At(fault.PidfdOpen); errno != 0 {
+		return -1, errno
+	}
 	fd, _, errno := unix.RawSyscall(unix.SYS_PIDFD_OPEN, uintptr(pid), 0, 0)
 	if errno != 0 {
 		return -1, errno
@@ -120,6 +135,9 @@ func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }
 // killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
 // and to whom they are forking. kill is its cgroup.kill.
 func killGroup(kill int) {
+	if fault.At(fault.Write) != 0 {
+		return // the next strike tries again
+	}
 	one := [1]byte{'1'}
 	_, _, _ = unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
 }

@@ -61,13 +61,13 @@ func serveGuard() {
 		g.callerPID, g.exe = os.Args[1], os.Args[2]
 	}
 	if g.tree, err = proctree.OpenForWards(); err == nil {
-		g.root, err = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+		g.root, err = openFile("/", unix.O_PATH)
 	}
 	if err != nil {
 		_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil)
 		return
 	}
-	if g.null, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+	if g.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
 		g.null = g.root // gives and takes nothing either
 	}
 	state, err := readState(unix.Gettid())
@@ -261,7 +261,7 @@ func spawnGuard(exe string) (*Guard, error) {
 
 // spawn has the guard start a supervisor. The supervisor has to be greeted.
 func (g *Guard) spawn() (*Helper, error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -286,7 +286,7 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 	if h.guard == nil || h.pid == 0 {
 		return nil, errGuardLost
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}

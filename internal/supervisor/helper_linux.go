@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/fault"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -58,7 +59,7 @@ var errRefused = errors.New("supervisor: cannot start a helper")
 // environment is what a helper gets of ours: what the loader and the Go runtime
 // look at.
 func environment() []string {
-	env := []string{helperVar + "=1"}
+	env := append(fault.Environment(), helperVar+"=1")
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
 			if strings.HasPrefix(kv, prefix) {
@@ -107,7 +108,7 @@ func start(name, exe string) (*Helper, error) {
 	if err := privileged(exe); err != nil {
 		return nil, fmt.Errorf("%w from %s: %w; set Options.Supervisor to an installed curfew", errRefused, exe, err)
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -118,18 +119,29 @@ func start(name, exe string) (*Helper, error) {
 	defer unix.Close(caller)
 	h := newHelper(exe, pair[0])
 	h.cgroup, h.noFile = ownCgroup(), noFileLimit()
-	h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
-		Dir:   "/",
-		Env:   environment(),
-		Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
-	})
+	if errno := fault.At(fault.ForkExec); errno != 0 {
+		err = errno
+	} else {
+		h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
+			Dir:   "/",
+			Env:   environment(),
+			Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
+			Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
+		})
+	}
 	if err != nil {
 		_ = h.conn.Close()
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
 	h.pid = h.child
 	return h, nil
+}
+
+func socketpair() ([2]int, error) {
+	if errno := fault.At(fault.Socketpair); errno != 0 {
+		return [2]int{-1, -1}, errno
+	}
+	return unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 }
 
 func newHelper(exe string, socket int) *Helper {
@@ -139,7 +151,7 @@ func newHelper(exe string, socket int) *Helper {
 
 // nullDescriptor opens something that gives and takes nothing.
 func nullDescriptor() int {
-	fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := openFile("/dev/null", unix.O_RDWR)
 	if err != nil {
 		// A root directory without /dev.
 		fd, _ = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -149,11 +161,18 @@ func nullDescriptor() int {
 
 // callerDescriptor opens a pidfd of ourselves, or what stands for none.
 func callerDescriptor() int {
-	fd, err := unix.PidfdOpen(unix.Getpid(), 0)
+	fd, err := ownPidfd()
 	if err != nil {
 		return nullDescriptor()
 	}
 	return fd
+}
+
+func ownPidfd() (int, error) {
+	if errno := fault.At(fault.PidfdOpen); errno != 0 {
+		return -1, errno
+	}
+	return unix.PidfdOpen(unix.Getpid(), 0)
 }
 
 // greet waits for the helper's first message.
@@ -358,7 +377,7 @@ func (h *Helper) write(frame []byte, fds []int) error {
 			if len(some) > 0 {
 				oob = unix.UnixRights(some...)
 			}
-			n, err := unix.SendmsgN(int(fd), part, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			n, err := sendmsg(int(fd), part, oob)
 			switch {
 			case err == unix.EINTR:
 				continue

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/fault"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -58,7 +59,7 @@ func serve() {
 		s.send(&message{Failed: &failedMessage{Error: err.Error()}})
 		return
 	}
-	if s.null, err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+	if s.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
 		s.null = -1
 	}
 	s.state, err = readState(unix.Gettid())
@@ -75,7 +76,7 @@ func serve() {
 func hello(state State, known bool) error {
 	m := &message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: state, StateKnown: known}}
 	var files []int
-	if fd, err := unix.PidfdOpen(unix.Getpid(), 0); err == nil {
+	if fd, err := ownPidfd(); err == nil {
 		defer unix.Close(fd)
 		m.Hello.Pidfd, files = true, []int{fd}
 	}
@@ -134,9 +135,24 @@ func wait(fds []unix.PollFd, until time.Time) {
 			t := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
 			ts = &t
 		}
-		if _, err := unix.Ppoll(fds, ts, nil); err != unix.EINTR {
-			return
+		err := error(fault.At(fault.Poll))
+		if err == syscall.Errno(0) {
+			_, err = unix.Ppoll(fds, ts, nil)
 		}
+		switch err {
+		case nil:
+			return
+		case unix.EINTR:
+			continue
+		}
+		// The kernel is short of memory. That must neither keep us from hearing
+		// anybody nor make us spin: it is as if each could be asked.
+		for i := range fds {
+			fds[i].Revents = unix.POLLERR
+		}
+		pause := unix.NsecToTimespec(int64(10 * time.Millisecond))
+		_ = unix.Nanosleep(&pause, nil)
+		return
 	}
 }
 
@@ -216,7 +232,11 @@ func listenTo(in *inbox, buf, oob []byte, handle func(*message, []byte, []int) e
 func receive(fd int, buf, oob []byte) (n int, files []int, cut bool, err error) {
 	for {
 		var oobn, flags int
-		n, oobn, flags, _, err = unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if errno := fault.At(fault.Recvmsg); errno != 0 {
+			err = errno
+		} else {
+			n, oobn, flags, _, err = unix.Recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		}
 		if err == unix.EINTR {
 			continue
 		}
@@ -640,6 +660,15 @@ func (s *server) send(m *message) {
 	}
 }
 
+// sendmsg sends a part of b, and the descriptors in oob with it, if that can be
+// done at once.
+func sendmsg(fd int, b, oob []byte) (int, error) {
+	if errno := fault.At(fault.Sendmsg); errno != 0 {
+		return 0, errno
+	}
+	return unix.SendmsgN(fd, b[:fault.Size(fault.Sendmsg, len(b))], oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+}
+
 // sendOn sends a message with descriptors over a socket, within a limit.
 func sendOn(fd int, m *message, files []int) error {
 	frame, err := encode(m, nil)
@@ -649,7 +678,7 @@ func sendOn(fd int, m *message, files []int) error {
 	}
 	for end := time.Now().Add(sendLimit); err == nil && len(frame) > 0; {
 		var n int
-		n, err = unix.SendmsgN(fd, frame, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		n, err = sendmsg(fd, frame, oob)
 		switch {
 		case err == unix.EINTR:
 			err = nil

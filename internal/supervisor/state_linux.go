@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 const (
@@ -147,20 +149,17 @@ func realAndEffective(ids []byte) string {
 
 // readSmall reads a file of /proc whole; it must fit into buf.
 func readSmall(path string, buf []byte) ([]byte, error) {
-	var fd int
-	var err error
-	for {
-		if fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != unix.EINTR {
-			break
-		}
-	}
+	fd, err := openFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
 	n := 0
 	for n < len(buf) {
-		m, err := unix.Read(fd, buf[n:])
+		m, err := 0, error(fault.At(fault.Read))
+		if err == syscall.Errno(0) {
+			m, err = unix.Read(fd, buf[n:])
+		}
 		if err == unix.EINTR {
 			continue
 		}
@@ -180,9 +179,22 @@ func readSmall(path string, buf []byte) ([]byte, error) {
 	return nil, fmt.Errorf("supervisor: %s is larger than %d bytes", path, len(buf))
 }
 
+// openFile opens a file close-on-exec.
+func openFile(path string, flags int) (int, error) {
+	for {
+		fd, err := -1, error(fault.At(fault.Open))
+		if err == syscall.Errno(0) {
+			fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		}
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
 // readSmallPart reads the beginning of a file, as much as fits into buf.
 func readSmallPart(path string, buf []byte) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := openFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}

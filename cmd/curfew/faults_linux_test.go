@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"curfew/adapter"
+	"curfew/outcome"
+)
+
+// faultyVariable names a curfew that was built with the tag curfew_faults, for
+// when the test cannot build one itself in reasonable time.
+const faultyVariable = "CURFEW_FAULTY"
+
+// faultSeeds is how many random runs there are.
+const faultSeedsVariable = "CURFEW_FAULT_SEEDS"
+
+// TestFaults makes system calls of the caller, the guard and the supervisor fail,
+// each with what it can fail with, once or for ever, and then many at random.
+// Whatever happens, it ends within the bound, what it says is true, and nothing
+// is left of the tree.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	exe := faulty(t)
+	no := func(errno ...syscall.Errno) []syscall.Errno { return errno }
+	const (
+		tolerated = true // the outcome is what it would be without
+		honest    = false
+	)
+	type faults struct {
+		who, call string
+		errnos    []syscall.Errno
+		window    string // "": for ever
+		tolerated bool
+	}
+	var all []faults
+	every := func(who []string, call string, errnos []syscall.Errno, once, always bool) {
+		for _, who := range who {
+			all = append(all, faults{who, call, errnos, "@1+1", once}, faults{who, call, errnos, "@3+2", once}, faults{who, call, errnos, "", always})
+		}
+	}
+	helpers, supervisor, anyone := []string{"supervisor", "guard"}, []string{"supervisor"}, []string{"supervisor", "guard", "caller"}
+	shortage := no(syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM)
+	every(helpers, "open", shortage, honest, honest)
+	every([]string{"caller"}, "open", append(shortage, syscall.EACCES), honest, honest)
+	every(helpers, "openat", append(shortage, syscall.EACCES, syscall.ENOENT), tolerated, tolerated)
+	every(helpers, "read", no(syscall.EIO, syscall.ESRCH), honest, honest)
+	every(helpers, "read", no(0), tolerated, tolerated)
+	every(helpers, "pread", no(syscall.ENOMEM), tolerated, tolerated)
+	every(helpers, "pread", no(0), tolerated, tolerated)
+	every(helpers, "getdents", no(syscall.ENOENT, syscall.ENOMEM), tolerated, tolerated)
+	every(helpers, "prctl", no(syscall.EPERM), honest, honest)
+	every(helpers, "eventfd", shortage, honest, honest)
+	every(supervisor, "kill", no(syscall.EPERM), tolerated, honest)
+	every(supervisor, "kill", no(syscall.ESRCH), tolerated, honest)
+	every(anyone, "pidfd_open", append(shortage, syscall.ENOSYS, syscall.EPERM), tolerated, tolerated)
+	every(helpers, "pidfd_send_signal", no(syscall.ENOSYS, syscall.EPERM), tolerated, tolerated)
+	every([]string{"caller"}, "pidfd_send_signal", no(syscall.ENOSYS, syscall.EPERM), tolerated, tolerated)
+	every(supervisor, "fchdir", no(syscall.EACCES, syscall.ESTALE), honest, honest)
+	every(anyone, "fork_exec", no(syscall.EAGAIN, syscall.ENOMEM), honest, honest)
+	every(helpers, "mkdirat", no(syscall.EACCES, syscall.EROFS, syscall.ENOSPC), tolerated, tolerated)
+	every(helpers, "poll", no(syscall.ENOMEM), tolerated, honest)
+	every(anyone, "sendmsg", no(syscall.ENOBUFS, syscall.EPIPE), honest, honest)
+	every(anyone, "sendmsg", no(0), tolerated, tolerated)
+	every(anyone, "recvmsg", no(syscall.ENOMEM), honest, honest)
+	every(anyone, "recvmsg", no(0), tolerated, tolerated)
+	every([]string{"caller"}, "socketpair", shortage, honest, honest)
+	for _, call := range []string{"open", "openat", "read", "pread", "getdents", "write", "waitid", "wait4", "poll", "sendmsg", "recvmsg"} {
+		for _, who := range anyone { // EINTR comes and goes
+			all = append(all, faults{who, call, no(syscall.EINTR), "@1+3", tolerated}, faults{who, call, no(syscall.EINTR), "@5+20", tolerated})
+		}
+	}
+
+	seeds := 20
+	if s := os.Getenv(faultSeedsVariable); s != "" {
+		var err error
+		if seeds, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var work []func()
+	for i, f := range all {
+		for j, errno := range f.errnos {
+			if seeds <= 20 && (j != i%len(f.errnos) || f.window == "@3+2") {
+				continue // one of them, unless a long run was asked for
+			}
+			spec := fmt.Sprintf("%s/%s=%d%s", f.who, f.call, errno, f.window)
+			refuses := f.call == "kill" && f.window == ""
+			work = append(work, func() { t.Run(spec, func(t *testing.T) { survivesFault(t, exe, spec, f.tolerated, refuses) }) })
+		}
+	}
+	for seed := range seeds {
+		spec := fmt.Sprintf("random=%d/%d", seed, 2+seed%40)
+		work = append(work, func() { t.Run(spec, func(t *testing.T) { survivesFault(t, exe, spec, false, false) }) })
+	}
+	var workers sync.WaitGroup
+	next := make(chan func())
+	for range 4 {
+		workers.Go(func() {
+			for do := range next {
+				do()
+			}
+		})
+	}
+	for _, do := range work {
+		next <- do
+	}
+	close(next)
+	workers.Wait()
+}
+
+// faulty returns the path of a curfew whose system calls can be made to fail.
+func faulty(t *testing.T) string {
+	t.Helper()
+	if exe := os.Getenv(faultyVariable); exe != "" {
+		return exe
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("the go command is needed to build a curfew whose system calls fail")
+	}
+	exe := filepath.Join(t.TempDir(), "curfew")
+	if out, err := exec.Command("go", "build", "-tags", "curfew_faults", "-o", exe, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return exe
+}
+
+// survivesFault runs a CLI with a daemon below it until its timeout. refuses: no
+// signal is ever sent, so that the tree ends by itself.
+func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	dir := t.TempDir()
+	ran := filepath.Join(dir, "ran")
+	const script = `trap "" TERM; echo >"$0"; setsid sleep 12 & echo ready >&3; sleep 12`
+	stop := adapter.StopPolicy{Grace: 100 * time.Millisecond, KillWait: 2 * time.Second}
+	cmd := exec.Command(exe, "run", "-g", stop.Grace.String(), "--kill-wait", stop.KillWait.String(), "--report", "report", "--", "sh", "-c", script, ran)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CURFEW_FAULTS="+spec)
+	cmd.ExtraFiles = []*os.File{w}
+	// It is told to stop when its tree stands, which it may never do.
+	cmd.WaitDelay = soon
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	var began time.Time
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = r.SetReadDeadline(time.Now().Add(2 * soon))
+		if n, _ := r.Read(make([]byte, 8)); n > 0 {
+			began = time.Now()
+			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended, for a reason of its own
+		}
+	}()
+	got := waitFor(t, cmd)
+	ended := time.Now()
+	_ = r.SetReadDeadline(time.Now()) // if it has not started anything
+	<-stopped
+
+	eof := func(within time.Duration) error {
+		_ = r.SetReadDeadline(time.Now().Add(within))
+		if _, err := r.Read(make([]byte, 1)); err != io.EOF {
+			return fmt.Errorf("something is alive: %w", err)
+		}
+		return nil
+	}
+	fail := func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("CURFEW_FAULTS=%s: %s; exit code %d, %s", spec, fmt.Sprintf(format, args...), got, stderr.String())
+	}
+	if strings.Contains(stderr.String(), "goroutine ") {
+		fail("it crashed")
+	}
+	// Nobody is left in the end, whatever was said.
+	defer func() {
+		if err := eof(2 * soon); err != nil {
+			fail("%v", err)
+		}
+	}()
+	if _, err := os.Stat(filepath.Join(dir, "report")); err != nil {
+		if got != exitFailed || stderr.Len() == 0 {
+			fail("no report: %v", err)
+		}
+		if _, err := os.Stat(ran); err == nil {
+			fail("the CLI ran, and there is no report")
+		}
+		return
+	}
+	o := readReport(t, filepath.Join(dir, "report"))
+	// The rest is the end of curfew itself.
+	if most := stop.Bound() + 2*time.Second; !began.IsZero() && ended.Sub(began) > most {
+		fail("it took %v, more than %v", ended.Sub(began), most)
+	}
+	proven := o.Cleanup.Result == outcome.Empty && o.Cleanup.Proof != outcome.NoProof
+	_, err = os.Stat(ran)
+	switch {
+	case o.Status == outcome.NotStarted && err == nil:
+		fail("the CLI ran, and is told not to have been started")
+	case o.Status == outcome.NotStarted && got == exitFailed, o.Status == outcome.Unknown && got == 128+15 && proven, o.Status == outcome.Unknown && got == 123 && proven:
+	case o.Status == outcome.Unknown && got == 122 && !proven:
+	default:
+		fail("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
+	}
+	if proven {
+		if err := eof(soon / 10); err != nil {
+			fail("proven empty, and %v", err)
+		}
+	}
+	if tolerated && (o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || !proven) {
+		fail("it is not tolerated: %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, errors.Unwrap(o.Err))
+	}
+	if refuses && proven && o.Cleanup.Proof == outcome.NoChildren && len(o.Cleanup.Ended) == 0 {
+		fail("it is told to be empty although no signal was sent")
+	}
+}
