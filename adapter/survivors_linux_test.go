@@ -231,6 +231,45 @@ func TestEntersAnotherNamespace(t *testing.T) {
 	}
 }
 
+// With guard and supervisor lost at once, who has wiped its environment and has a
+// session of its own is out of reach (docs/limits.md), except in a cgroup.
+func TestBothLostAndEnvironmentWiped(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		a := newAdapter(t, Options{NoCgroup: plain})
+		if !plain && os.Geteuid() != 0 {
+			continue // mostly there are no cgroups to be had
+		} else if !plain {
+			needsGroups(t, a)
+		}
+		h := newHeld(t)
+		c := sh(`env -i setsid sh -c "echo there >&3; sleep 5" & while [ ! -s there ]; do sleep 0.01; done
+			guard=$(cut -d" " -f4 /proc/$PPID/stat); kill -KILL $guard $PPID; sleep ` + tooLong)
+		c.Dir = t.TempDir()
+		c.ExtraFiles = []*os.File{h.w}
+		go func() { // the one that tells the script is this test: nothing else could be waited for
+			_ = h.r.SetReadDeadline(time.Now().Add(patience))
+			_, _ = io.ReadFull(h.r, make([]byte, len("there\n")))
+			_ = os.WriteFile(filepath.Join(c.Dir, "there"), []byte("x"), 0o600)
+		}()
+		began := time.Now()
+		o, _ := run(t, a, c)
+		if took := time.Since(began); o.Cleanup.Result != outcome.Unverified || o.Cause != outcome.CauseSupervisorLost {
+			t.Errorf("after %v: %s, %s, %+v", took, o.Status, o.Cause, o.Cleanup)
+		}
+		if !plain {
+			h.isFree(0)
+			continue
+		}
+		h.w.Close()
+		_ = h.r.SetReadDeadline(time.Now().Add(quiet))
+		if _, err := h.r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("it is gone: %v", err)
+		}
+		h.isFree(patience) // by itself
+	}
+}
+
 // shortKill gives up soon after SIGKILL.
 var shortKill = StopPolicy{Grace: 200 * time.Millisecond, KillWait: 500 * time.Millisecond}
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"curfew/fixtures"
 )
 
 // roles are what the test binary does when it is started again with roleVar
@@ -14,6 +16,7 @@ var roles = map[string]func(args []string) error{}
 const roleVar = "PROCTREE_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	fixtures.Main()
 	if name := os.Getenv(roleVar); name != "" {
 		os.Unsetenv(roleVar)
 		role := roles[name]

@@ -1,0 +1,156 @@
+package proctree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/fixtures"
+)
+
+func init() { roles["only wards"] = onlyWardsRole }
+
+// Whenever OnlyWards says so, nothing is left of what a ward that has died had
+// started: this tries to find a moment at which that is wrong, with trees that
+// are never still, while another ward lives, and with so many children that the
+// list of them does not fit into one read.
+func TestOnlyWards(t *testing.T) {
+	seed := rand.Uint64()
+	if s := os.Getenv("CURFEW_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("CURFEW_SEED=%d", seed)
+	rounds := "40"
+	if s := os.Getenv("CURFEW_WARD_ROUNDS"); s != "" {
+		rounds = s
+	}
+	inTree(t, "only wards", t.TempDir(), strconv.FormatUint(seed, 10), rounds)
+}
+
+func onlyWardsRole(args []string) error {
+	seed, err := strconv.ParseUint(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	rounds, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	if h.Tree, err = OpenForWards(); err != nil { // its own threads, and the same children
+		return err
+	}
+	if !h.OnlyWards() {
+		return errors.New("without any child: not only wards")
+	}
+	other, err := h.ward("sleep", tooLong)
+	if err != nil {
+		return err
+	}
+	defer h.EndWard(other)
+	asked, yes := 0, 0
+	for i := range rounds {
+		dir := filepath.Join(args[0], strconv.Itoa(i))
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+		probe, err := fixtures.NewProbe(dir)
+		if err != nil {
+			return err
+		}
+		what := [][]string{{"comet", "6"}, {"storm", "6"}, {"sessions", "40"}, {"respawns"}, {"chain", "40"}, {"subreaper"}, {"wipes-env"}}[random.IntN(7)]
+		if i == 0 {
+			what = []string{"wide", "800"} // their list is longer than our buffer
+		}
+		pid, err := h.ward(os.Args[0], fixtures.Args(what[0], probe.Options(), what[1:]...)...)
+		if err != nil {
+			return err
+		}
+		if i == 0 || random.IntN(3) > 0 {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			err := probe.AwaitReady(ctx)
+			cancel()
+			if err != nil {
+				return err
+			}
+		} else {
+			time.Sleep(time.Duration(random.IntN(30)) * time.Millisecond)
+		}
+		h.EndWard(pid)
+		for end := time.Now().Add(patience); ; {
+			if time.Now().After(end) {
+				return fmt.Errorf("%v: there are more than wards after %v", what, patience)
+			}
+			h.Collect(true)
+			if h.IsWard(pid) { // its exit is seen by reaping
+				_, _ = h.Reap()
+				continue
+			}
+			asked++
+			if h.OnlyWards() {
+				if eof, err := probe.FIFOEOF(0); !eof && !errors.Is(err, fixtures.ErrNoWriter) {
+					return fmt.Errorf("%v: only wards are there, and somebody holds the FIFO: %v, %w", what, eof, err)
+				}
+				yes++
+				break
+			}
+			// Who looks so often would see it if it could be seen.
+			h.Strike(random.IntN(2) == 0)
+			asked++
+			if h.OnlyWards() {
+				return fmt.Errorf("%v: nothing was reaped, and those that were there are not any more", what)
+			}
+			_, _ = h.Reap()
+		}
+		if err := probe.Close(); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("asked %d times, %d times only wards\n", asked, yes)
+	return nil
+}
+
+// ward starts a ward.
+func (h *held) ward(name string, args ...string) (int, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(dir)
+	h.Start(&Spec{Path: path, Argv: append([]string{name}, args...), Env: os.Environ(), Dir: dir, Files: []int{dir, 1, 2}, Ward: true})
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if h.OnlyWards() {
+			return 0, errors.New("only wards, while one is being started")
+		}
+		ev := h.Collect(true)
+		switch {
+		case ev.StartErr != nil:
+			return 0, ev.StartErr
+		case ev.StartDone:
+			return ev.Ward, nil
+		}
+		fds := []unix.PollFd{{Fd: int32(h.FD()), Events: unix.POLLIN}}
+		_, _ = unix.Poll(fds, 100)
+	}
+	return 0, errors.New("it is not started")
+}
