@@ -18,10 +18,12 @@ import (
 // that it held falls to the guard, and a child of the guard that is no
 // supervisor can only be such an orphan. It is ended.
 type warden struct {
-	tree *proctree.Tree
-	in   inbox
-	null int
-	root int
+	tree    tree
+	control int // descriptors: the socket to the caller, and what tells of its end
+	caller  int
+	in      inbox
+	null    int
+	root    int
 
 	exe, callerPID string // to start supervisors from, and for people to see
 	env            []string
@@ -55,7 +57,7 @@ const keepSwept = 256
 
 func serveGuard() {
 	settle()
-	g := &warden{exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}}
+	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}}
 	var err error
 	if len(os.Args) > 2 {
 		g.callerPID, g.exe = os.Args[1], os.Args[2]
@@ -82,8 +84,8 @@ func serveGuard() {
 func (g *warden) step() bool {
 	fds := [3]unix.PollFd{
 		{Fd: int32(g.tree.FD()), Events: unix.POLLIN},
-		{Fd: controlFD, Events: unix.POLLIN},
-		{Fd: callerFD, Events: unix.POLLIN},
+		{Fd: int32(g.control), Events: unix.POLLIN},
+		{Fd: int32(g.caller), Events: unix.POLLIN},
 	}
 	n := 3
 	if g.callerGone {
@@ -103,7 +105,7 @@ func (g *warden) step() bool {
 		g.wakeWards()
 	}
 	if n == 3 {
-		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(callerFD)
+		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(g.caller)
 		if fds[1].Revents != 0 && !g.listen() || gone {
 			// The supervisors see the same and end by themselves.
 			g.callerGone = true
@@ -218,14 +220,14 @@ func (g *warden) spawnNext() {
 
 // interrupted reports whether somebody wants a turn.
 func (g *warden) interrupted() bool {
-	fds := [1]unix.PollFd{{Fd: controlFD, Events: unix.POLLIN}}
+	fds := [1]unix.PollFd{{Fd: int32(g.control), Events: unix.POLLIN}}
 	n, _ := unix.Poll(fds[:], 0)
 	return n > 0 && !g.callerGone
 }
 
 // listen hears the caller. False if it is gone, or said what cannot be served.
 func (g *warden) listen() bool {
-	return listenTo(&g.in, g.buf[:], g.oob[:], g.handle, func(*message) error {
+	return listenTo(g.control, &g.in, g.buf[:], g.oob[:], g.handle, func(*message) error {
 		return nil // who asked finds its socket closed
 	})
 }

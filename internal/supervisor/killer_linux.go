@@ -27,7 +27,7 @@ type killer struct {
 // pass finds nothing new: a zombie keeps its place under a task limit. What
 // reaping brings is told to news, which says whether to go on; interrupted is
 // asked between two passes.
-func (k *killer) strike(tree *proctree.Tree, now time.Time, slowest time.Duration, news func(proctree.Event) bool, interrupted func() bool) {
+func (k *killer) strike(tree tree, now time.Time, slowest time.Duration, news func(proctree.Event) bool, interrupted func() bool) {
 	below := k.wait > 0 && !now.Before(k.next) // nothing died in all that time
 	for {
 		if tree.Strike(below) == 0 {

@@ -145,6 +145,15 @@ type StopRequest struct {
 	Kill bool `json:"kill,omitempty"`
 }
 
+// check refuses what the helper could not act on, or not report.
+func (q *StopRequest) check() error {
+	const longest = 64 // of the causes there are
+	if q.Signal < 0 || q.Signal > 64 || len(q.Cause) > longest {
+		return fmt.Errorf("%w: a stop with signal %d and a cause of %d bytes", errProtocol, q.Signal, len(q.Cause))
+	}
+	return nil
+}
+
 // Started says that the leader was executed.
 type Started struct {
 	PID int       `json:"pid"`

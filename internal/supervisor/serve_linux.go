@@ -18,7 +18,9 @@ import (
 // the tree and for the clock, and never for anything else. Whatever can block
 // in the kernel on the CLI's account happens on the Tree's second thread.
 type server struct {
-	tree    *proctree.Tree
+	tree    tree
+	control int // descriptors: the socket to the caller, and what tells of its end
+	caller  int
 	in      inbox
 	null    int // /dev/null, -1 if there is none
 	state   State
@@ -31,6 +33,36 @@ type server struct {
 
 	buf [32 << 10]byte
 	oob [1024]byte // room for the 253 descriptors that one message can carry
+}
+
+// tree is what a helper asks of a proctree.Tree. The tests that feed a helper's
+// loop with what a hostile caller could send put one in its place that starts
+// nothing.
+type tree interface {
+	FD() int
+	LeaderFD() int
+	Leader() int
+	ForkingThread() int
+	Start(spec *proctree.Spec)
+	Executed() bool
+	StartRuledOut() bool
+	Collect(killing bool) proctree.Event
+	Signal(sig syscall.Signal)
+	Terminate(sig syscall.Signal, leader bool) int
+	Strike(below bool) int
+	Reap() (int, proctree.Event)
+	Holds(files []proctree.FileID) bool
+	Members(limit int) []proctree.Member
+	Survivors() []outcome.Survivor
+	Ended() (list []outcome.Ended, more int)
+	Forget()
+	Usage() outcome.Usage
+
+	OnlyWards() bool
+	IsWard(pid int) bool
+	Suspended() []int
+	ResumeWard(pid int)
+	EndWard(pid int)
 }
 
 // run is one invocation.
@@ -53,7 +85,7 @@ type run struct {
 
 func serve() {
 	settle()
-	s := &server{}
+	s := &server{control: controlFD, caller: callerFD}
 	var err error
 	if s.tree, err = proctree.Open(); err != nil {
 		s.send(&message{Failed: &failedMessage{Error: err.Error()}})
@@ -92,8 +124,8 @@ func (s *server) step() bool {
 	fds := [4]unix.PollFd{
 		{Fd: int32(s.tree.FD()), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN}, // which poll passes over
-		{Fd: controlFD, Events: unix.POLLIN},
-		{Fd: callerFD, Events: unix.POLLIN},
+		{Fd: int32(s.control), Events: unix.POLLIN},
+		{Fd: int32(s.caller), Events: unix.POLLIN},
 	}
 	if s.run != nil && !s.run.ladder.Killing() && !s.run.gaveUp {
 		// While killing, an exited leader can stay unreaped for a while.
@@ -107,7 +139,7 @@ func (s *server) step() bool {
 	if n == 4 {
 		// The caller's pidfd counts too: a forked copy of the caller can keep
 		// the socket open. /dev/null, in place of a pidfd, is always readable.
-		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(callerFD) || s.hangUp
+		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(s.caller) || s.hangUp
 		if fds[2].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
@@ -182,7 +214,7 @@ func (s *server) wake() time.Time {
 // listen hears the caller. False if it is gone, or said something that cannot be
 // served: that ends in a stop too.
 func (s *server) listen() bool {
-	return listenTo(&s.in, s.buf[:], s.oob[:], s.handle, func(m *message) error {
+	return listenTo(s.control, &s.in, s.buf[:], s.oob[:], s.handle, func(m *message) error {
 		if m.Run == nil || s.run != nil {
 			return errFilesCut
 		}
@@ -194,8 +226,8 @@ func (s *server) listen() bool {
 // listenTo reads what the caller says and has each message handled; one whose
 // descriptors did not all come through goes to cut. False if the caller is gone,
 // or said something that cannot be served, which it is told.
-func listenTo(in *inbox, buf, oob []byte, handle func(*message, []byte, []int) error, cut func(*message) error) bool {
-	n, files, lost, err := receive(controlFD, buf, oob)
+func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []byte, []int) error, cut func(*message) error) bool {
+	n, files, lost, err := receive(control, buf, oob)
 	switch {
 	case err == unix.EAGAIN:
 		return true
@@ -223,7 +255,9 @@ func listenTo(in *inbox, buf, oob []byte, handle func(*message, []byte, []int) e
 	}
 	closeAll(in.files)
 	*in = inbox{}
-	_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil) // the last word: it hangs up next
+	const enough = 1 << 10 // it can quote what was said
+	text := err.Error()
+	_ = sendOn(control, &message{Failed: &failedMessage{Error: text[:min(len(text), enough)]}}, nil) // the last word: it hangs up next
 	return false
 }
 
@@ -266,12 +300,17 @@ func closeAll(fds []int) {
 func (s *server) handle(m *message, raw []byte, files []int) error {
 	switch {
 	case m.Run != nil:
-		if s.run != nil {
+		if s.run != nil || s.callerGone {
+			// The one before can have been the last that we serve: then nobody
+			// would stop this one.
 			closeAll(files)
-			return fmt.Errorf("%w: a second invocation at once", errProtocol)
+			return fmt.Errorf("%w: an invocation where none can begin", errProtocol)
 		}
 		return s.begin(m.Run, raw, files)
 	case m.Stop != nil:
+		if err := m.Stop.check(); err != nil {
+			return err
+		}
 		if s.run != nil && !s.run.gaveUp && s.run.settings.ID == m.Stop.ID {
 			s.stop(m.Stop)
 		}
@@ -285,7 +324,8 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: a message for the caller", errProtocol)
+	closeAll(files)
+	return fmt.Errorf("%w: a message that is not for a supervisor", errProtocol)
 }
 
 // refuse reports an invocation that cannot be begun.
@@ -582,7 +622,7 @@ func (s *server) interrupted() bool {
 	if s.callerGone {
 		return false
 	}
-	fds := [1]unix.PollFd{{Fd: controlFD, Events: unix.POLLIN}}
+	fds := [1]unix.PollFd{{Fd: int32(s.control), Events: unix.POLLIN}}
 	n, _ := unix.Poll(fds[:], 0)
 	return n > 0
 }
@@ -655,9 +695,11 @@ func (s *server) makeReady() {
 
 // send sends m to the caller. A caller that does not read its messages is none.
 func (s *server) send(m *message) {
-	if !s.callerGone && sendOn(controlFD, m, nil) != nil {
-		s.hangUp = true
+	if s.callerGone || s.hangUp || sendOn(s.control, m, nil) == nil {
+		return
 	}
+	s.hangUp = true
+	_ = unix.Shutdown(s.control, unix.SHUT_RDWR) // so that the next step is not waited for
 }
 
 // sendmsg sends a part of b, and the descriptors in oob with it, if that can be

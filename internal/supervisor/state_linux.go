@@ -56,6 +56,31 @@ func readState(tid int) (State, error) {
 	if err != nil {
 		return s, errNoProc
 	}
+	s.parseStatus(b)
+	s[stBits] = threadBits()
+	s[stLimits] = limits()
+	s[stSched] = scheduling(tid)
+	if b, err = readSmall(base+"oom_score_adj", buf[:]); err == nil {
+		s[stOOM] = string(bytes.TrimSpace(b))
+	}
+	s[stRoot] = rootID()
+	s[stNamespaces] = namespaces(base)
+	if b, err = readSmall(base+"cgroup", buf[:]); err == nil {
+		s[stCgroup] = string(b)
+	}
+	if labelled() {
+		for _, name := range []string{"attr/current", "attr/exec"} {
+			if b, err = readSmall(base+name, buf[:]); err == nil {
+				s[stCgroup] += name + " " + string(b) + "\n"
+			}
+		}
+	}
+	return s, nil
+}
+
+// parseStatus takes what is in a status file. It is made by the kernel, a line
+// for each name.
+func (s *State) parseStatus(b []byte) {
 	var mems, filters string
 	for len(b) > 0 {
 		line := b
@@ -98,25 +123,6 @@ func readState(tid int) (State, error) {
 	}
 	s[stSeccomp] += " " + filters
 	s[stCPUs] += " " + mems
-	s[stBits] = threadBits()
-	s[stLimits] = limits()
-	s[stSched] = scheduling(tid)
-	if b, err = readSmall(base+"oom_score_adj", buf[:]); err == nil {
-		s[stOOM] = string(bytes.TrimSpace(b))
-	}
-	s[stRoot] = rootID()
-	s[stNamespaces] = namespaces(base)
-	if b, err = readSmall(base+"cgroup", buf[:]); err == nil {
-		s[stCgroup] = string(b)
-	}
-	if labelled() {
-		for _, name := range []string{"attr/current", "attr/exec"} {
-			if b, err = readSmall(base+name, buf[:]); err == nil {
-				s[stCgroup] += name + " " + string(b) + "\n"
-			}
-		}
-	}
-	return s, nil
 }
 
 // ownCgroup is the content of the calling thread's cgroup file, "" if it cannot

@@ -77,6 +77,11 @@ func processName() string {
 		}
 		return os.Args[0]
 	}
+	return firstArgument(b)
+}
+
+// firstArgument takes argv[0] from what /proc/PID/cmdline begins with.
+func firstArgument(b []byte) string {
 	name, _, _ := bytes.Cut(b, []byte{0})
 	return string(name)
 }

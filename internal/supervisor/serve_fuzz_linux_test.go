@@ -1,0 +1,824 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+	"curfew/proctree"
+)
+
+// The main loops of supervisor and guard are fed here, in this process, with
+// what a hostile caller could send. The tree that they hold starts nothing: it
+// checks what it is asked for.
+
+// stubTree stands for a proctree.Tree. What it is asked must be what the real
+// one takes: that one panics, or does worse, where this one complains.
+type stubTree struct {
+	t    *testing.T
+	news int // event descriptor
+	gone func() bool
+
+	manner stubManner
+	late   bool
+	ends   atomic.Bool // everything ends now, whatever the manner
+
+	spec     *proctree.Spec
+	starting bool
+	leader   bool
+	told     bool // the leader's exit was told
+	exited   bool // the leader has exited
+	died     bool // nothing is left
+	started  int
+	next     int // the pid of the next ward
+	wards    map[int]bool
+	orphans  int
+}
+
+type stubManner byte
+
+const (
+	polite    stubManner = iota // ends when it is asked to
+	deaf                        // ends when it is killed
+	undying                     // does not end
+	brief                       // has ended by the time it is looked at
+	notThere                    // cannot be executed
+	survivors                   // the leader ends when it is asked to, and the rest when killed
+	daemon                      // the leader ends at a signal, and the rest when killed
+	manners
+	// late: the helper hears nothing before all is said.
+	late stubManner = 128
+)
+
+func newStubTree(t *testing.T, m stubManner) *stubTree {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &stubTree{t: t, news: fd, manner: m &^ late % manners, late: m&late != 0, next: 1000, wards: map[int]bool{}}
+}
+
+func (s *stubTree) wake() { _, _ = unix.Write(s.news, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+func (s *stubTree) FD() int                            { return s.news }
+func (s *stubTree) LeaderFD() int                      { return -1 }
+func (s *stubTree) ForkingThread() int                 { return 0 }
+func (s *stubTree) Executed() bool                     { return s.starting && s.manner != notThere }
+func (s *stubTree) StartRuledOut() bool                { return s.starting && s.manner == notThere }
+func (s *stubTree) Holds(files []proctree.FileID) bool { return len(files) > 0 && s.manner == deaf }
+func (s *stubTree) Usage() outcome.Usage               { return outcome.Usage{} }
+func (s *stubTree) Forget()                            {}
+func (s *stubTree) ResumeWard(int)                     {}
+
+func (s *stubTree) Leader() int {
+	if s.leader {
+		return 4711
+	}
+	return 0
+}
+
+func (s *stubTree) Start(spec *proctree.Spec) {
+	s.started++
+	switch {
+	case s.gone():
+		s.t.Error("started although the caller is gone")
+	case s.starting || !spec.Ward && s.started > 1 && !s.died:
+		s.t.Error("started beside another")
+	case len(spec.Argv) == 0:
+		s.t.Error("started without argv[0]")
+	case len(spec.Files) < 3 || len(spec.Files) > maxFileNumber:
+		s.t.Errorf("started with %d descriptor numbers", len(spec.Files))
+	}
+	for i, fd := range append([]int{spec.Dir}, spec.Files...) {
+		if fd == -1 && i > 0 {
+			continue
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+			s.t.Errorf("descriptor %d of a start is %d, which is not open", i, fd)
+		}
+	}
+	s.spec, s.starting = spec, true
+	if !spec.Ward {
+		s.leader, s.told, s.exited, s.died = false, false, false, false
+	}
+	s.wake()
+}
+
+func (s *stubTree) Collect(killing bool) (ev proctree.Event) {
+	var b [8]byte
+	_, _ = unix.Read(s.news, b[:])
+	if s.starting {
+		s.starting, ev.StartDone = false, true
+		switch {
+		case s.manner == notThere:
+			ev.StartErr = &proctree.StartError{Op: "exec", Err: syscall.ENOENT}
+			s.exited, s.told, s.died = true, true, true
+		case s.spec.Ward:
+			s.next++
+			s.wards[s.next], ev.Ward = true, s.next
+		default:
+			s.leader = true
+			s.exited = s.manner == brief
+			s.died = s.exited
+		}
+	}
+	if !killing {
+		s.reap(&ev)
+	}
+	return ev
+}
+
+func (s *stubTree) reap(ev *proctree.Event) (n int) {
+	if s.ends.Load() {
+		s.exited, s.died, s.orphans = true, true, 0
+		for pid := range s.wards {
+			delete(s.wards, pid)
+			ev.Wards = append(ev.Wards, pid)
+			n++
+		}
+	}
+	if s.exited && !s.told && s.leader {
+		s.told, s.leader, n = true, false, n+1
+		ev.Exit = &outcome.Exit{}
+	}
+	ev.Empty = s.died && len(s.wards) == 0 && s.orphans == 0
+	return n
+}
+
+func (s *stubTree) Reap() (int, proctree.Event) {
+	var ev proctree.Event
+	if s.starting {
+		return 0, ev
+	}
+	return s.reap(&ev), ev
+}
+
+func (s *stubTree) valid(sig syscall.Signal) {
+	if sig < 1 || sig > 64 {
+		s.t.Errorf("signal %d is sent, which is none", sig)
+	}
+}
+
+func (s *stubTree) Signal(sig syscall.Signal) {
+	s.valid(sig)
+	s.exited = s.exited || s.manner == daemon // which is seen when it is looked for
+}
+
+func (s *stubTree) Terminate(sig syscall.Signal, leader bool) int {
+	s.valid(sig)
+	if s.manner == polite || s.manner == survivors && leader {
+		s.exited, s.died = true, s.manner == polite
+		s.wake()
+	}
+	return 1
+}
+
+func (s *stubTree) Strike(bool) int {
+	struck := 0
+	if s.manner != undying && !s.died && !s.starting {
+		s.exited, s.died, struck = true, true, 1
+	}
+	struck += s.orphans
+	s.orphans = 0
+	return struck
+}
+
+func (s *stubTree) Members(limit int) []proctree.Member {
+	return []proctree.Member{{PID: 4712, Parent: 4711, Name: "stub", State: 'S'}}
+}
+
+func (s *stubTree) Survivors() []outcome.Survivor {
+	return []outcome.Survivor{{Process: outcome.Process{PID: 4712}, State: "D", Reason: "it is a stub"}}
+}
+
+func (s *stubTree) Ended() ([]outcome.Ended, int) {
+	return []outcome.Ended{{Process: outcome.Process{PID: 4712}, LastSignal: 9}}, 0
+}
+
+func (s *stubTree) OnlyWards() bool     { return !s.starting && s.orphans == 0 }
+func (s *stubTree) IsWard(pid int) bool { return s.wards[pid] }
+func (s *stubTree) Suspended() (list []int) {
+	for pid := range s.wards {
+		list = append(list, pid)
+	}
+	return list
+}
+func (s *stubTree) EndWard(pid int) {
+	if !s.wards[pid] {
+		s.t.Errorf("%d is ended, which is no ward", pid)
+	}
+}
+
+// script is the input of a target, read as what a caller does: a byte says what
+// comes next, and more bytes say how.
+type script struct {
+	b []byte
+}
+
+func (s *script) byte() byte {
+	if len(s.b) == 0 {
+		return 0
+	}
+	c := s.b[0]
+	s.b = s.b[1:]
+	return c
+}
+
+func (s *script) take(n int) []byte {
+	n = min(n, len(s.b))
+	b := s.b[:n]
+	s.b = s.b[n:]
+	return b
+}
+
+func pick[T any](s *script, from []T) T { return from[int(s.byte())%len(from)] }
+
+// What a message may have in it, and what not.
+var (
+	oddDurations = []time.Duration{0, time.Millisecond, 1, -1, time.Hour, math.MaxInt64, math.MinInt64, math.MaxInt64 / 2}
+	oddSignals   = []int{15, 9, 0, -1, 1, 64, 65, 128 + 15, 1e9, math.MinInt32, math.MaxInt64}
+	oddCounts    = []int{0, 1, 2, 3, -1, 1 << 20, 1<<20 + 1, math.MaxInt64, math.MinInt64, 1 << 31}
+	oddNumbers   = []int{0, 1, 2, 3, 9, 63, -1, maxFileNumber - 1, maxFileNumber, math.MaxInt32, math.MaxInt64, math.MinInt64}
+	oddIDs       = []string{"test", "", "other", "\xff", strings.Repeat("x", 4096)}
+	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", maxJSON/8))}
+	oddWords     = []int{0, 1, 2, 3, -1, math.MaxInt64}
+	oddJSON      = []string{
+		"{}", "null", "[]", `{"run":{}}`, `{"run":null}`, `{"stop":{}}`, `{"stop":[]}`, `{"stop":{"signal":-1}}`, `{"stop":{"signal":1e2}}`,
+		`{"stop":{"id":"test","cause":7}}`, `{"run":{"numbers":{"0":1}}}`, `{"run":{"numbers":[1e400]}}`, `{"run":{"args":99999999999999999999}}`,
+		`{"stop":{"id":"test"},"stop":{"id":"test","kill":true}}`, `{"STOP":{"ID":"test"}}`, `{"stop":{"id":"test"}}{"stop":{"id":"test"}}`,
+		`{"spawn":[]}`, `{"lost":{"pid":"1"}}`, `{"signal":{"signal":15}}`, `{"signal":{"id":"test","signal":1000000000}}`, `{"hello":{"pidfd":true}}`,
+		`{"run":{"args":` + strings.Repeat("1", 70000) + `}}`, strings.Repeat("[", 20000), `"` + strings.Repeat("x", 70000), "\xef\xbb\xbf{}", "\x00\x00",
+	}
+	oddSizes = []uint32{0, 1, 7, 255, 65536, maxJSON, maxJSON + 1, maxRaw, maxRaw + 1, 1 << 31, math.MaxUint32}
+)
+
+// What a caller in a script does.
+const (
+	doRaw  byte = iota // n, then n bytes as they are
+	doRun              // a run message
+	doStop             // a stop message
+	doSignal
+	doOther // a message of another kind
+	doJSON  // a frame with a JSON part that is not what it should be
+	doHead  // the sizes of a frame alone
+	doSpawn
+	doLost
+	doFiles  // n: descriptors with what comes next
+	doLinger // the loop gets to see what was sent before more comes
+	doEnd    // what was started ends
+	doFlood  // many of the last frame
+	does
+)
+
+// hostile is a caller that a script plays.
+type hostile struct {
+	t    *testing.T
+	conn int
+	w    int // what is sent as a descriptor, always
+	tree *stubTree
+
+	files int
+	last  []byte
+	fds   int // descriptors sent with the last frame
+	asks  []int
+	full  bool
+	// patience is how long the helper may leave a full socket alone, in ms.
+	patience int
+}
+
+// send sends b with the descriptors that are due. A socket that is full, or
+// closed, is enough.
+func (h *hostile) send(b []byte, files []int) {
+	for range h.files {
+		files = append(files, h.w)
+	}
+	h.files = 0
+	h.last, h.fds = b, len(files)
+	for len(b) > 0 && !h.full {
+		part, some := b, files
+		if len(some) > maxPerSend {
+			part, some = b[:1], files[:maxPerSend]
+		}
+		var oob []byte
+		if len(some) > 0 {
+			oob = unix.UnixRights(some...)
+		}
+		n, err := unix.SendmsgN(h.conn, part, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			// Full: what is sent is read at once, unless the loop has ended.
+			fds := []unix.PollFd{{Fd: int32(h.conn), Events: unix.POLLOUT}}
+			if n, _ := unix.Poll(fds, h.patience); err != unix.EAGAIN || n == 0 || fds[0].Revents&unix.POLLHUP != 0 {
+				h.full = true
+			}
+			continue
+		}
+		b, files = b[n:], files[len(some):]
+	}
+}
+
+func (h *hostile) say(m *message, raw []byte) {
+	b, err := encode(m, raw)
+	if err == nil {
+		h.send(b, nil)
+	}
+}
+
+// runFrom is a run message as the script has it. It is a good one if all its
+// bytes are 0.
+func runFrom(s *script) (*runMessage, []byte) {
+	r := &runMessage{Settings: Settings{
+		ID: pick(s, oddIDs), Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
+		KillWait: pick(s, oddDurations), Linger: pick(s, oddDurations), Audience: pick(s, oddWords), AfterExit: AfterExit(pick(s, oddWords)),
+	}}
+	flags := s.byte()
+	r.Stdin, r.Terminal, r.IgnoreHangup = flags&1 != 0, flags&2 != 0, flags&4 != 0
+	for range s.byte() % 5 {
+		r.Numbers = append(r.Numbers, pick(s, oddNumbers))
+	}
+	args := make([]string, 1+s.byte()%4)
+	for i := range args {
+		args[i] = string(s.take(int(s.byte() % 8)))
+	}
+	raw := runRaw("/bin/true", args, nil)
+	r.Args = len(args)
+	if n := s.byte(); n > 0 {
+		r.Args = oddCounts[int(n)%len(oddCounts)]
+	}
+	if n := s.byte(); n > 0 {
+		r.Env = oddCounts[int(n)%len(oddCounts)]
+	}
+	switch n := s.byte(); {
+	case n == 0:
+	case n < 128:
+		raw = raw[:len(raw)-min(len(raw), int(n))]
+	default:
+		raw = append(raw, s.take(int(n)-127)...)
+	}
+	return r, raw
+}
+
+// play does what the script says.
+func (h *hostile) play(s *script) {
+	for steps := 0; len(s.b) > 0 && steps < 64 && !h.full; steps++ {
+		switch s.byte() % does {
+		case doRaw:
+			h.send(s.take(int(s.byte())), nil)
+		case doRun:
+			m, raw := runFrom(s)
+			h.files += len(m.Numbers) + 1 + int(s.byte()%4)
+			if less := s.byte(); less%4 == 1 {
+				h.files = max(h.files-2, 0)
+			}
+			h.say(&message{Run: m}, raw)
+		case doStop:
+			h.say(&message{Stop: &StopRequest{ID: pick(s, oddIDs), Cause: pick(s, oddCauses), Signal: pick(s, append([]int{0}, oddSignals...)), Kill: s.byte()&1 != 0}}, s.take(int(s.byte()%8)))
+		case doSignal:
+			h.say(&message{Signal: &signalMessage{pick(s, oddIDs), pick(s, oddSignals)}}, nil)
+		case doOther:
+			h.say(pick(s, []*message{
+				{Ready: &struct{}{}}, {Hello: &helloMessage{Version: 1}}, {Done: &Done{}}, {Started: &Started{}}, {Exited: &outcome.Exit{}},
+				{Swept: &Swept{}}, {Failed: &failedMessage{"x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}},
+			}), nil)
+		case doJSON:
+			j := pick(s, oddJSON)
+			b := binary.BigEndian.AppendUint32(nil, uint32(len(j)))
+			h.send(append(binary.BigEndian.AppendUint32(b, 0), j...), nil)
+		case doHead:
+			b := binary.BigEndian.AppendUint32(nil, pick(s, oddSizes))
+			h.send(binary.BigEndian.AppendUint32(b, pick(s, oddSizes)), nil)
+		case doSpawn:
+			h.files += 2
+			h.say(&message{Spawn: &struct{}{}}, nil)
+		case doLost:
+			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			h.asks = append(h.asks, pair[0])
+			b, _ := encode(&message{Lost: &lostMessage{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64})}}, nil)
+			h.send(b, []int{pair[1]})
+			unix.Close(pair[1])
+		case doFiles:
+			h.files += int(s.byte())
+		case doLinger:
+			time.Sleep(time.Millisecond)
+		case doEnd:
+			h.tree.ends.Store(true)
+			h.tree.wake()
+			time.Sleep(time.Millisecond)
+		case doFlood:
+			b, n := h.last, h.fds
+			for range int(s.byte()) {
+				h.files = n
+				h.send(b, nil)
+			}
+		}
+	}
+}
+
+// loop is what there is of a helper's main loop.
+type loop struct {
+	step  func() bool
+	gone  func() bool // the caller is, as the loop knows it
+	in    *inbox
+	check func(t *testing.T)
+}
+
+// feed has a caller that plays the script talk to a helper's loop, until that
+// has ended, and returns what the helper said.
+func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []byte) (said []*message, whole bool, asks [][]*message) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	h := &hostile{t: t, conn: pair[0], w: int(w.Fd()), tree: tree, patience: 2000}
+	if tree.late {
+		h.patience = 0
+	}
+	l := begin(pair[1])
+	over, begun := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		<-begun
+		runtime.LockOSThread() // its state is read
+		defer runtime.UnlockOSThread()
+		for l.step() {
+			l.check(t)
+			if l.gone() {
+				// What the ladder does to whom is tested elsewhere.
+				tree.ends.Store(true)
+				tree.wake()
+			}
+		}
+		closeAll(l.in.files)
+		unix.Close(pair[1])
+	}()
+	// What it says is heard at once: a caller that does not read is another test.
+	heard := make(chan struct{})
+	go func() {
+		defer close(heard)
+		said, whole = hearAll(t, pair[0])
+	}()
+	if !tree.late {
+		close(begun)
+	}
+	h.play(&script{input})
+	if tree.late {
+		close(begun)
+	}
+	_ = unix.Shutdown(pair[0], unix.SHUT_WR)
+	w.Close()
+	select {
+	case <-over:
+	case <-time.After(patience):
+		buf := make([]byte, 1<<16)
+		t.Fatalf("the loop does not end\n%s", buf[:runtime.Stack(buf, true)])
+	}
+	<-heard
+	unix.Close(pair[0])
+	unix.Close(tree.news)
+	for _, fd := range h.asks {
+		m, _ := hearAll(t, fd)
+		asks = append(asks, m)
+		unix.Close(fd)
+	}
+	_ = r.SetReadDeadline(time.Now().Add(patience))
+	if n, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%d bytes, %v: a descriptor that was sent is still open", n, err)
+	}
+	return said, whole, asks
+}
+
+// hearAll reads messages to the end; whole says that they end with one.
+func hearAll(t *testing.T, fd int) (said []*message, whole bool) {
+	var in inbox
+	buf := make([]byte, 8<<10)
+	for {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(fds, int(patience.Milliseconds())); n == 0 && err == nil {
+			t.Error("no end of what the helper says")
+			return said, false
+		}
+		n, err := unix.Read(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			return said, len(in.buf) == 0
+		}
+		if err := in.add(buf[:n], nil); err != nil {
+			t.Errorf("the helper itself sends what is no message: %v", err)
+			return said, false
+		}
+		for {
+			m, _, _, err := in.next()
+			if err != nil {
+				t.Errorf("the helper itself violates the protocol: %v", err)
+				return said, false
+			}
+			if m == nil {
+				break
+			}
+			said = append(said, m)
+		}
+	}
+}
+
+// words is what was said as a string, a letter for each message.
+func words(t *testing.T, said []*message) string {
+	var b strings.Builder
+	for _, m := range said {
+		switch {
+		case m.Started != nil:
+			b.WriteByte('S')
+		case m.StartFailed != nil:
+			b.WriteByte('N')
+		case m.Stopping != nil:
+			b.WriteByte('T')
+		case m.Exited != nil:
+			b.WriteByte('E')
+		case m.Done != nil:
+			b.WriteByte('D')
+		case m.Ready != nil:
+			b.WriteByte('R')
+		case m.Failed != nil:
+			b.WriteByte('F')
+		default:
+			t.Errorf("the helper says %+v", m)
+		}
+	}
+	return b.String()
+}
+
+// orderly checks what a supervisor said: for each invocation at most one of each
+// word, in their order, its report before the next begins, and a complaint last.
+// The list of letters is read from its beginning by a table of what may follow.
+func orderly(said string) error {
+	// A stop can be acknowledged before the start is told; a report can come
+	// without a start where the ladder gave up.
+	after := map[byte]string{0: "SNTDF", 'S': "TEDF", 'N': "TDF", 'T': "SNEDF", 'E': "TDF", 'D': "RF", 'R': "SNTDF", 'F': ""}
+	last := byte(0)
+	seen := map[byte]bool{}
+	for i := range len(said) {
+		c := said[i]
+		if !strings.Contains(after[last], string(c)) {
+			return fmt.Errorf("%c after %q", c, said[:i])
+		}
+		if seen[c] {
+			return fmt.Errorf("%c twice: %s", c, said)
+		}
+		seen[c] = c != 'R'
+		if c == 'D' {
+			seen = map[byte]bool{}
+		}
+		last = c
+	}
+	return nil
+}
+
+func stubServer(tree *stubTree, control, null int) *server {
+	s := &server{tree: tree, control: control, caller: null, null: null}
+	var err error
+	runtime.LockOSThread()
+	s.state, err = readState(0)
+	runtime.UnlockOSThread()
+	s.stateOK = err == nil
+	tree.gone = func() bool { return s.callerGone }
+	return s
+}
+
+// FuzzServer plays hostile callers against a supervisor's main loop.
+func FuzzServer(f *testing.F) {
+	for _, seed := range serverSeeds() {
+		f.Add(byte(seed.manner), seed.script)
+		f.Add(byte(seed.manner|late), seed.script)
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, manner byte, input []byte) {
+		tree := newStubTree(t, stubManner(manner))
+		var s *server
+		said, whole, _ := feed(t, tree, func(control int) loop {
+			s = stubServer(tree, control, null)
+			return loop{s.step, tree.gone, &s.in, func(t *testing.T) { checkInbox(t, &s.in, len(s.buf)) }}
+		}, input)
+		spoken := words(t, said)
+		if err := orderly(spoken); err != nil {
+			t.Error(err)
+		}
+		if !whole {
+			t.Errorf("the last message is not whole, after %q", spoken)
+		}
+		if n := strings.Count(spoken, "D"); n != tree.started && !s.hangUp && n < tree.started-1 {
+			t.Errorf("%d reports of %d invocations", n, tree.started)
+		}
+	})
+}
+
+// checkInbox checks that an inbox holds no more than one message and one read.
+func checkInbox(t *testing.T, in *inbox, read int) {
+	if n := len(in.buf); n > frameHeader+maxJSON+maxRaw+read {
+		t.Errorf("%d bytes are kept", n)
+	}
+	if n := len(in.files); n > maxFiles {
+		t.Errorf("%d descriptors are kept", n)
+	}
+}
+
+type serverSeed struct {
+	name   string
+	manner stubManner
+	script []byte
+	// fails: the helper's last word is a complaint.
+	fails bool
+}
+
+// good is the bytes of a run message that can be served.
+func good(change ...func(b []byte)) []byte {
+	//          ID sig  time std  grace kill  ling aud  after flags nums args len args env raw, files, less
+	b := []byte{0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	for _, c := range change {
+		c(b)
+	}
+	return append([]byte{doRun}, b...)
+}
+
+func set(i int, v byte) func([]byte) { return func(b []byte) { b[i] = v } }
+
+// The places in what good returns.
+const (
+	atSignal, atTimeout, atStdin, atGrace, atKill, atLinger, atAudience, atAfter, atFlags = 1, 2, 3, 4, 5, 6, 7, 8, 9
+	atArgs, atEnv, atRaw, atFiles                                                         = 13, 14, 15, 16
+)
+
+func serverSeeds() []serverSeed {
+	join := func(parts ...[]byte) (all []byte) {
+		for _, p := range parts {
+			all = append(all, p...)
+		}
+		return all
+	}
+	raw := func(s string) []byte { return append([]byte{doRaw, byte(len(s))}, s...) }
+	end, linger := []byte{doEnd}, []byte{doLinger}
+	stop := []byte{doStop, 0, 0, 0, 0, 0}
+	kill := []byte{doStop, 0, 0, 0, 1, 0}
+	json := func(i byte) []byte { return []byte{doJSON, i} }
+	seeds := []serverSeed{
+		{"nothing", polite, nil, false},
+		{"a run that ends by itself", brief, good(), false},
+		{"two runs, one after the other", brief, join(good(), linger, linger, good()), false},
+		{"two runs at once", deaf, join(good(), good()), true},
+		{"stop before run", polite, join(stop, good(), end), false},
+		{"run and stop", polite, join(good(), linger, stop, linger), false},
+		{"run, stop, kill", deaf, join(good(), linger, stop, kill), false},
+		{"stop of another", polite, join(good(), []byte{doStop, 2, 0, 0, 0, 0}, end), false},
+		{"not executed", notThere, join(good(), linger, good()), false},
+		{"garbage after a run", deaf, join(good(), raw("\xff\xff\xff\xff\xff\xff\xff\xff")), true},
+		{"garbage", polite, raw("\xff\xff\xff\xff\xff\xff\xff\xff\xff"), true},
+		{"a frame without end", polite, join([]byte{doHead, 5, 7}, raw("abc")), false},
+		{"a frame too large", polite, []byte{doHead, 6, 0}, true},
+		{"negative sizes", polite, []byte{doHead, 10, 10}, true},
+		{"a header cut", polite, raw("\x00\x00\x00\x02\x00"), false},
+		{"survivors", undying, join(good(), linger, kill, linger, linger, good()), false},
+		{"a run after one that left something", brief, join(good(set(atAfter, 2)), linger, linger, good()), false},
+		{"a word of the helper's", polite, []byte{doOther, 2}, true},
+		{"a word for the guard", polite, []byte{doSpawn}, true},
+		{"a question for the guard", polite, []byte{doLost, 0}, true},
+		{"descriptors without end", polite, join([]byte{doFiles, 255}, stop, []byte{doFlood, 20}), true},
+		{"a stop with a signal that is none", polite, join(good(), linger, []byte{doStop, 0, 0, 4, 0, 0}), true},
+		{"a stop with a huge signal", polite, join(good(), linger, []byte{doStop, 0, 0, 9, 0, 0}), true},
+		{"a stop with a cause without end", polite, join(good(), linger, []byte{doStop, 0, 5, 0, 0, 0}), true},
+		{"leftovers linger", survivors, join(good(set(atLinger, 1)), linger, stop, linger), false},
+		{"a run and a stop in one", survivors, join(good(set(atAfter, 2)), stop, good(), stop), false},
+		{"a run behind one that left something", daemon | late, join(good(set(atAfter, 2)), []byte{doSignal, 0, 0}, stop, good()), true},
+		{"a run that leaves something", daemon, join(good(set(atAfter, 2)), linger, []byte{doSignal, 0, 0}, stop, linger, good()), false},
+		{"a signal", polite, join(good(), linger, []byte{doSignal, 0, 0}, linger), false},
+		{"a signal that is none", polite, join(good(), linger, []byte{doSignal, 0, 6}), true},
+		{"a signal without a run", polite, []byte{doSignal, 0, 8}, true},
+	}
+	for i, name := range []string{"ID", "signal", "timeout", "stdin grace", "grace", "kill wait", "linger", "audience", "after exit", "flags"} {
+		for v := range byte(11) {
+			seeds = append(seeds, serverSeed{fmt.Sprintf("%s %d", name, v), polite, join(good(set(i, v)), linger, stop, linger), false})
+		}
+	}
+	for v := range byte(len(oddCounts)) {
+		seeds = append(seeds,
+			serverSeed{fmt.Sprintf("arguments %d", v), polite, join(good(set(atArgs, v)), end), false},
+			serverSeed{fmt.Sprintf("variables %d", v), polite, join(good(set(atEnv, v)), end), false})
+	}
+	for v := range byte(len(oddNumbers)) {
+		b := []byte{doRun, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 2, v, 1, 0, 0, 0, 0, 0, 0, 0}
+		seeds = append(seeds, serverSeed{fmt.Sprintf("number %d", v), polite, join(b, end), false})
+	}
+	seeds = append(seeds,
+		serverSeed{"raw part cut", polite, good(set(atRaw, 3)), true},
+		serverSeed{"raw part too long", polite, append(good(set(atRaw, 130)), 1, 2, 3), true},
+		serverSeed{"descriptors too many", polite, join(good(set(atFiles, 3)), end), false},
+		serverSeed{"descriptors missing", polite, []byte{doRun, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1}, true})
+	for i := range byte(len(oddJSON)) {
+		seeds = append(seeds, serverSeed{fmt.Sprintf("JSON %d", i), polite, json(i), false},
+			serverSeed{fmt.Sprintf("JSON %d while it runs", i), deaf, join(good(), linger, json(i)), false})
+	}
+	return seeds
+}
+
+// Each script that breaks the protocol is answered with a complaint.
+func TestServerComplains(t *testing.T) {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null)
+	for _, seed := range serverSeeds() {
+		if !seed.fails {
+			continue
+		}
+		t.Run(seed.name, func(t *testing.T) {
+			tree := newStubTree(t, seed.manner)
+			said, _, _ := feed(t, tree, func(control int) loop {
+				s := stubServer(tree, control, null)
+				return loop{s.step, tree.gone, &s.in, func(*testing.T) {}}
+			}, seed.script)
+			if spoken := words(t, said); !strings.Contains(spoken, "F") {
+				t.Errorf("it says %q, and does not complain", spoken)
+			}
+		})
+	}
+}
+
+// FuzzGuard plays hostile callers against a guard's main loop.
+func FuzzGuard(f *testing.F) {
+	spawn, linger := []byte{doSpawn}, []byte{doLinger}
+	for _, seed := range [][][]byte{
+		nil, {spawn}, {spawn, spawn, spawn}, {spawn, linger, {doLost, 0}}, {{doLost, 1}, {doLost, 2}, {doLost, 3}, {doLost, 4}, {doLost, 5}},
+		{spawn, {doRaw, 4, 255, 255, 255, 255}}, {spawn, {doHead, 10, 10}}, {{doFiles, 255}, spawn, {doFlood, 30}}, {good()}, {{doStop, 0, 0, 0, 0, 0}},
+		{spawn, {doOther, 5}}, {{doFiles, 3}, spawn, spawn, linger, {doEnd}, {doLost, 0}, {doLost, 1}}, {spawn, linger, {doEnd}, spawn, {doFlood, 9}, {doLost, 0}},
+		{{doJSON, 16}}, {{doJSON, 17}}, {{doHead, 1, 0}, {doFiles, 1}, {doRaw, 1, '{'}},
+	} {
+		var all []byte
+		for _, part := range seed {
+			all = append(all, part...)
+		}
+		for m := range manners {
+			f.Add(byte(m), byte(0), all)
+		}
+		f.Add(byte(polite), byte(3), all)
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, manner, orphans byte, input []byte) {
+		tree := newStubTree(t, stubManner(manner))
+		tree.died, tree.orphans = true, int(orphans%4)
+		tree.gone = func() bool { return false } // what was ordered is still carried out
+		var g *warden
+		said, whole, asks := feed(t, tree, func(control int) loop {
+			g = &warden{tree: tree, control: control, caller: null, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{}}
+			return loop{g.step, func() bool { return g.callerGone }, &g.in, func(t *testing.T) {
+				checkInbox(t, &g.in, len(g.buf))
+				if len(g.swept) > keepSwept {
+					t.Errorf("%d supervisors that are gone are remembered", len(g.swept))
+				}
+			}}
+		}, input)
+		if spoken := words(t, said); spoken != "" && spoken != "F" || !whole {
+			t.Errorf("the guard says %q", spoken)
+		}
+		for i, m := range asks {
+			if len(m) > 1 || len(m) == 1 && m[0].Swept == nil {
+				t.Errorf("question %d is answered with %d messages: %+v", i, len(m), m)
+			}
+		}
+		if len(g.spawns) > 0 || g.starting {
+			t.Errorf("ended with %d orders left", len(g.spawns))
+		}
+		for _, q := range g.questions {
+			unix.Close(q.socket)
+		}
+		if len(g.questions) > 0 {
+			t.Errorf("ended with %d questions left", len(g.questions))
+		}
+	})
+}
