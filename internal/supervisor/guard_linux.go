@@ -293,7 +293,7 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	answer := newHelper(h.exe, pair[0])
-	defer answer.conn.Close()
+	defer answer.Close(0) // with what came with the answer
 	err = h.guard.tellWith(&message{Lost: &lostMessage{PID: h.pid}}, []int{pair[1]})
 	unix.Close(pair[1])
 	if err != nil {

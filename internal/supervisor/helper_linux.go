@@ -45,7 +45,8 @@ type Helper struct {
 	known   bool   // state could be read on both sides
 	noFile  uint64
 	greeted bool
-	ready   bool // took no invocation yet, or has said so
+	ready   bool  // took no invocation yet, or has said so
+	said    uint8 // which events of the invocation Next has returned
 	expires time.Time
 }
 
@@ -220,6 +221,7 @@ func (h *Helper) read() (*message, []byte, error) {
 		}
 		closeAll(files)
 		if m != nil || err != nil {
+			h.dropFiles()
 			return m, raw, err
 		}
 		if h.buf == nil {
@@ -227,13 +229,21 @@ func (h *Helper) read() (*message, []byte, error) {
 		}
 		n, files, err := h.receive()
 		if err != nil {
+			closeAll(files)
+			h.dropFiles()
 			return nil, nil, err
 		}
 		if err := h.in.add(h.buf[:n], files); err != nil {
-			closeAll(h.in.files)
+			h.dropFiles()
 			return nil, nil, err
 		}
 	}
+}
+
+// dropFiles closes descriptors that came with no message they belong to.
+func (h *Helper) dropFiles() {
+	closeAll(h.in.files)
+	h.in.files = nil
 }
 
 // receive reads into h.buf, waiting as a Read of the connection does.
@@ -280,7 +290,7 @@ func (h *Helper) Run(ctx context.Context, q *Request) error {
 		return err
 	}
 	fds := append([]int{q.Dir}, q.Files...)
-	h.ready = false
+	h.ready, h.said = false, 0
 	h.send.Lock()
 	defer h.send.Unlock()
 	_ = h.conn.SetWriteDeadline(time.Now().Add(runLimit))
@@ -290,29 +300,32 @@ func (h *Helper) Run(ctx context.Context, q *Request) error {
 
 // Next returns the next event. It blocks until there is one, the helper is
 // lost, or Interrupt's time has come (os.ErrDeadlineExceeded).
+//
+// Of one invocation each event comes once at most: one that came again and again
+// would put off what its caller awaits.
 func (h *Helper) Next() (Event, error) {
-	for {
-		m, _, err := h.read()
-		if err != nil {
-			return Event{}, err
-		}
-		switch {
-		case m.Started != nil:
-			return Event{Started: m.Started}, nil
-		case m.StartFailed != nil:
-			return Event{StartFailed: m.StartFailed}, nil
-		case m.Stopping != nil:
-			return Event{Stopping: m.Stopping}, nil
-		case m.Exited != nil:
-			return Event{Exited: m.Exited}, nil
-		case m.Done != nil:
-			return Event{Done: m.Done}, nil
-		case m.Failed != nil:
-			return Event{}, errors.New(m.Failed.Error)
-		default:
-			return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)
-		}
+	m, _, err := h.read()
+	if err != nil {
+		return Event{}, err
 	}
+	var word uint8
+	switch {
+	case m.Started != nil, m.StartFailed != nil:
+		word = 1
+	case m.Stopping != nil:
+		word = 2
+	case m.Exited != nil:
+		word = 4
+	case m.Done != nil && m.Done.check() == nil:
+		word = 8
+	case m.Failed != nil:
+		return Event{}, errors.New(m.Failed.Error)
+	}
+	if word == 0 || h.said&(word|8) != 0 {
+		return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)
+	}
+	h.said |= word
+	return Event{Started: m.Started, StartFailed: m.StartFailed, Stopping: m.Stopping, Exited: m.Exited, Done: m.Done}, nil
 }
 
 // Pending reports whether the helper has said something that Next has not

@@ -187,6 +187,20 @@ type Done struct {
 	Cleanup   outcome.Cleanup `json:"cleanup"`
 }
 
+// check refuses a report that does not say what became of the tree.
+func (d *Done) check() error {
+	switch d.Cleanup.Result {
+	case outcome.Empty, outcome.Survivors, outcome.Left:
+	default:
+		return fmt.Errorf("%w: a report with the result %.20q", errProtocol, d.Cleanup.Result)
+	}
+	switch d.Cleanup.Proof {
+	case outcome.NoChildren, outcome.ChildList, outcome.Scans, outcome.NoProof:
+		return nil
+	}
+	return fmt.Errorf("%w: a report with the proof %.20q", errProtocol, d.Cleanup.Proof)
+}
+
 // files is how many descriptors come with m.
 func (m *message) files() int {
 	switch {

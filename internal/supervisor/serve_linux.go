@@ -492,6 +492,11 @@ func (s *server) collect() {
 // news handles what was seen of the tree.
 func (s *server) news(ev proctree.Event) {
 	r := s.run
+	say := func(m *message) {
+		if !r.gaveUp { // the report has been the last word
+			s.send(m)
+		}
+	}
 	if ev.StartDone {
 		r.startDone = true
 		r.closeFiles(s.null)
@@ -499,10 +504,10 @@ func (s *server) news(ev proctree.Event) {
 			var errno syscall.Errno
 			errors.As(ev.StartErr, &errno)
 			r.report.NotExecuted = true
-			s.send(&message{StartFailed: &StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
+			say(&message{StartFailed: &StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
 		} else {
 			r.report.Started = true
-			s.send(&message{Started: &Started{PID: s.tree.Leader(), At: time.Now()}})
+			say(&message{Started: &Started{PID: s.tree.Leader(), At: time.Now()}})
 		}
 	}
 	if ev.Exit != nil {
@@ -510,7 +515,7 @@ func (s *server) news(ev proctree.Event) {
 		ev.Exit.AfterStop = begun
 		r.report.Exit = ev.Exit
 		r.ladder.LeaderGone()
-		s.send(&message{Exited: ev.Exit})
+		say(&message{Exited: ev.Exit})
 		if !begun && !ev.Empty {
 			s.leftovers()
 		}
