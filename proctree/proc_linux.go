@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bytes"
+	"math"
 	"strconv"
 	"unsafe"
 
@@ -203,9 +204,10 @@ func parseStat(b []byte, s *stat) bool {
 	return seen == 4
 }
 
-// parseUint parses digits and nothing else.
+// parseUint parses digits and nothing else. What has more of them than any int
+// is no number of the kernel's that we need.
 func parseUint(b []byte) (uint64, bool) {
-	if len(b) == 0 || len(b) > 19 {
+	if len(b) == 0 || len(b) > 18 {
 		return 0, false
 	}
 	var n uint64
@@ -271,12 +273,19 @@ func (p *procfs) taskChildren(pid, tid int, list []int32, n int) int {
 	return n
 }
 
+// nobody stands in a list for what cannot be the pid of a child: no process has
+// it. It is not left out, since a list that is shorter could be taken as proof.
+const nobody = math.MaxInt32
+
 // readChildren appends what the children file fd has, from its beginning, to
 // list[n:].
 func (p *procfs) readChildren(fd int, list []int32, n int) int {
 	num, digits := 0, 0
 	take := func() {
 		if digits > 0 && n < len(list) {
+			if num <= 1 {
+				num = nobody
+			}
 			list[n] = int32(num)
 			n++
 		}
@@ -297,7 +306,7 @@ func (p *procfs) readChildren(fd int, list []int32, n int) int {
 		off += int64(m)
 		for _, c := range p.buf[:m] {
 			if c >= '0' && c <= '9' {
-				num, digits = num*10+int(c-'0'), digits+1
+				num, digits = min(num*10+int(c-'0'), nobody), digits+1
 			} else {
 				take()
 			}

@@ -4,8 +4,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // realStat is /proc/PID/stat of a process as the kernel writes it; names are
@@ -57,36 +55,6 @@ func TestParseStatRefuses(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzParseStat(f *testing.F) {
-	for _, comm := range []string{"sleep", "x) S 1 1 (y", "\xff", ""} {
-		f.Add([]byte(strings.Replace(realStat, "%", comm, 1)))
-	}
-	f.Add([]byte(""))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var s stat
-		if parseStat(b, &s) && (s.pid < 0 || s.ppid < 0 || s.commN > len(s.comm)) {
-			t.Errorf("parsed as %+v", s)
-		}
-	})
-}
-
-func FuzzNextDirent(f *testing.F) {
-	var buf [4096]byte
-	if fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY, 0); err == nil {
-		n, _ := unix.Getdents(fd, buf[:])
-		f.Add(buf[:max(n, 0)])
-		unix.Close(fd)
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		for rounds := 0; len(b) > 0; rounds++ {
-			if rounds > 1<<20 {
-				t.Fatal("does not come to an end")
-			}
-			_, _, b = nextDirent(b)
-		}
-	})
 }
 
 // The two ways to list children agree, also where the kernel has no children
