@@ -235,6 +235,12 @@ func (g *warden) listen() bool {
 func (g *warden) handle(m *message, _ []byte, files []int) error {
 	switch {
 	case m.Spawn != nil:
+		if !isSocket(files[0]) {
+			// With anything else as its control socket the copy of the program
+			// would not see that it is a helper, and go on as the program.
+			closeAll(files)
+			return fmt.Errorf("%w: a supervisor without a socket", errProtocol)
+		}
 		g.spawns = append(g.spawns, spawnOrder{files[0], files[1]})
 	case m.Lost != nil:
 		g.questions = append(g.questions, question{m.Lost.PID, files[0]})

@@ -1,12 +1,13 @@
 package supervisor
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -107,6 +108,9 @@ func (s *stubTree) Start(spec *proctree.Spec) {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
 			s.t.Errorf("descriptor %d of a start is %d, which is not open", i, fd)
 		}
+	}
+	if spec.Ward && (len(spec.Files) != 5 || !isSocket(spec.Files[controlFD])) {
+		s.t.Error("a ward is started without a socket")
 	}
 	s.spec, s.starting = spec, true
 	if !spec.Ward {
@@ -290,8 +294,9 @@ type hostile struct {
 
 	files int
 	last  []byte
-	fds   int // descriptors sent with the last frame
-	asks  []int
+	fds   int   // descriptors sent with the last frame
+	asks  []int // our ends of the sockets for answers
+	wards []int // and of those of supervisors
 	full  bool
 	// patience is how long the helper may leave a full socket alone, in ms.
 	patience int
@@ -328,6 +333,14 @@ func (h *hostile) send(b []byte, files []int) {
 		}
 		b, files = b[n:], files[len(some):]
 	}
+}
+
+func (h *hostile) socket() (ours, theirs int) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return pair[0], pair[1]
 }
 
 func (h *hostile) say(m *message, raw []byte) {
@@ -401,27 +414,38 @@ func (h *hostile) play(s *script) {
 			b := binary.BigEndian.AppendUint32(nil, pick(s, oddSizes))
 			h.send(binary.BigEndian.AppendUint32(b, pick(s, oddSizes)), nil)
 		case doSpawn:
-			h.files += 2
-			h.say(&message{Spawn: &struct{}{}}, nil)
-		case doLost:
-			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				h.t.Fatal(err)
+			b, _ := encode(&message{Spawn: &struct{}{}}, nil)
+			// With what is no socket, which is not for a real guard: should it take
+			// that, it would start this test program with all its tests.
+			if s.byte()%4 == 3 && h.tree != nil {
+				h.send(b, []int{h.w, h.w})
+				break
 			}
-			h.asks = append(h.asks, pair[0])
+			ours, theirs := h.socket()
+			h.wards = append(h.wards, ours)
+			h.send(b, []int{theirs, h.w})
+			unix.Close(theirs)
+		case doLost:
+			ours, theirs := h.socket()
+			h.asks = append(h.asks, ours)
 			b, _ := encode(&message{Lost: &lostMessage{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64})}}, nil)
-			h.send(b, []int{pair[1]})
-			unix.Close(pair[1])
+			h.send(b, []int{theirs})
+			unix.Close(theirs)
 		case doFiles:
 			h.files += int(s.byte())
 		case doLinger:
 			time.Sleep(time.Millisecond)
 		case doEnd:
-			h.tree.ends.Store(true)
-			h.tree.wake()
+			if h.tree != nil {
+				h.tree.ends.Store(true)
+				h.tree.wake()
+			}
 			time.Sleep(time.Millisecond)
 		case doFlood:
 			b, n := h.last, h.fds
+			if h.tree == nil && bytes.Contains(b, []byte("spawn")) {
+				break // see there
+			}
 			for range int(s.byte()) {
 				h.files = n
 				h.send(b, nil)
@@ -501,10 +525,13 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 		asks = append(asks, m)
 		unix.Close(fd)
 	}
-	_ = r.SetReadDeadline(time.Now().Add(patience))
-	if n, err := r.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("%d bytes, %v: a descriptor that was sent is still open", n, err)
+	for _, fd := range h.wards {
+		if m, _ := hearAll(t, fd); len(m) > 1 || len(m) == 1 && m[0].Failed == nil {
+			t.Errorf("a supervisor that does not exist says %+v", m)
+		}
+		unix.Close(fd)
 	}
+	atEOF(t, r)
 	return said, whole, asks
 }
 
@@ -703,7 +730,7 @@ func serverSeeds() []serverSeed {
 		{"survivors", undying, join(good(), linger, kill, linger, linger, good()), false},
 		{"a run after one that left something", brief, join(good(set(atAfter, 2)), linger, linger, good()), false},
 		{"a word of the helper's", polite, []byte{doOther, 2}, true},
-		{"a word for the guard", polite, []byte{doSpawn}, true},
+		{"a word for the guard", polite, []byte{doSpawn, 0}, true},
 		{"a question for the guard", polite, []byte{doLost, 0}, true},
 		{"descriptors without end", polite, join([]byte{doFiles, 255}, stop, []byte{doFlood, 20}), true},
 		{"a stop with a signal that is none", polite, join(good(), linger, []byte{doStop, 0, 0, 4, 0, 0}), true},
@@ -767,23 +794,27 @@ func TestServerComplains(t *testing.T) {
 	}
 }
 
-// FuzzGuard plays hostile callers against a guard's main loop.
-func FuzzGuard(f *testing.F) {
-	spawn, linger := []byte{doSpawn}, []byte{doLinger}
+func guardSeeds() (all [][]byte) {
+	spawn, linger := []byte{doSpawn, 0}, []byte{doLinger}
 	for _, seed := range [][][]byte{
 		nil, {spawn}, {spawn, spawn, spawn}, {spawn, linger, {doLost, 0}}, {{doLost, 1}, {doLost, 2}, {doLost, 3}, {doLost, 4}, {doLost, 5}},
 		{spawn, {doRaw, 4, 255, 255, 255, 255}}, {spawn, {doHead, 10, 10}}, {{doFiles, 255}, spawn, {doFlood, 30}}, {good()}, {{doStop, 0, 0, 0, 0, 0}},
 		{spawn, {doOther, 5}}, {{doFiles, 3}, spawn, spawn, linger, {doEnd}, {doLost, 0}, {doLost, 1}}, {spawn, linger, {doEnd}, spawn, {doFlood, 9}, {doLost, 0}},
 		{{doJSON, 16}}, {{doJSON, 17}}, {{doHead, 1, 0}, {doFiles, 1}, {doRaw, 1, '{'}},
+		{{doSpawn, 3}}, {spawn, {doSpawn, 3}, spawn},
 	} {
-		var all []byte
-		for _, part := range seed {
-			all = append(all, part...)
-		}
+		all = append(all, slices.Concat(seed...))
+	}
+	return all
+}
+
+// FuzzGuard plays hostile callers against a guard's main loop.
+func FuzzGuard(f *testing.F) {
+	for _, all := range guardSeeds() {
 		for m := range manners {
 			f.Add(byte(m), byte(0), all)
 		}
-		f.Add(byte(polite), byte(3), all)
+		f.Add(byte(polite|late), byte(3), all)
 	}
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -1,0 +1,193 @@
+package supervisor
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostileStreams are about 200 scripts, the same in every run: the seeds of
+// FuzzServer, and changed ones.
+func hostileStreams() (all []serverSeed) {
+	const streams = 200
+	for _, seed := range serverSeeds() {
+		if seed.manner&late == 0 && len(all) < streams-40 {
+			all = append(all, seed)
+		}
+	}
+	dice := rand.New(rand.NewPCG(1, 2))
+	for i := 0; len(all) < streams; i++ {
+		from := all[dice.IntN(len(all))]
+		b := append([]byte(nil), from.script...)
+		for range 1 + dice.IntN(4) {
+			if len(b) == 0 {
+				break
+			}
+			b[dice.IntN(len(b))] = byte(dice.Uint32())
+		}
+		all = append(all, serverSeed{name: fmt.Sprintf("changed %d: %s", i, from.name), script: append(b, all[dice.IntN(len(all))].script...)})
+	}
+	return all
+}
+
+// TestHostileStreams plays hostile callers against real supervisors, every fifth
+// of which has a CLI with a daemon running that do not heed SIGTERM: whatever is
+// said, the tree ends, and the supervisor too.
+func TestHostileStreams(t *testing.T) {
+	t.Parallel()
+	streams := make(chan int)
+	all := hostileStreams()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range streams {
+				if problem := hostileStream(t, all[i].script, i%5 == 0); problem != nil {
+					t.Errorf("stream %d, %s: %v", i, all[i].name, problem)
+				}
+			}
+		})
+	}
+	for i := range all {
+		streams <- i
+	}
+	close(streams)
+	wg.Wait()
+}
+
+func hostileStream(t *testing.T, input []byte, running bool) error {
+	runtime.LockOSThread()
+	h, err := spawn("")
+	runtime.UnlockOSThread()
+	if err != nil {
+		return err
+	}
+	// Whoever is left of a CLI holds this one, and the next are what is sent.
+	cli, cliEnd, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer cli.Close()
+	sent, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer sent.Close()
+	conn := int(h.conn.Fd())
+	if err := h.greet(t.Context()); err != nil {
+		return err
+	}
+	caller := &hostile{t: t, conn: conn, w: int(w.Fd()), patience: 2000}
+	began := ""
+	if running {
+		sh, err := exec.LookPath("sh")
+		if err != nil {
+			return err
+		}
+		s := settings()
+		s.Grace = time.Millisecond
+		say, err := encode(&message{Run: &runMessage{Settings: s, Args: 3}},
+			runRaw(sh, []string{"sh", "-c", "trap '' TERM; setsid sleep " + tooLong + " & echo x; sleep " + tooLong}, nil))
+		if err != nil {
+			return err
+		}
+		dir, err := os.Open("/")
+		if err != nil {
+			return err
+		}
+		caller.send(say, []int{int(dir.Fd()), int(cliEnd.Fd())})
+		dir.Close()
+		_ = cli.SetReadDeadline(time.Now().Add(patience))
+		if _, err := cli.Read(make([]byte, 2)); err != nil {
+			return fmt.Errorf("the CLI does not come to life: %w", err)
+		}
+	}
+	cliEnd.Close()
+	heard := make(chan error, 1)
+	go func() {
+		said, whole := hearAll(t, conn)
+		spoken := words(t, said)
+		err := orderly(spoken)
+		if err == nil && !whole {
+			err = fmt.Errorf("after %q the last message is not whole", spoken)
+		}
+		began = spoken
+		heard <- err
+	}()
+	caller.play(&script{input})
+	_ = unix.Shutdown(conn, unix.SHUT_WR)
+	w.Close()
+	if err := <-heard; err != nil {
+		return err
+	}
+	closeAll(caller.asks)
+	closeAll(caller.wards)
+	atEOF(t, cli)
+	atEOF(t, sent)
+	if !h.Close(patience) {
+		h.Kill()
+		return fmt.Errorf("the helper, which has said %q, does not end", began)
+	}
+	return nil
+}
+
+// TestHostileStreamsToTheGuard does the same with real guards.
+func TestHostileStreamsToTheGuard(t *testing.T) {
+	t.Parallel()
+	for i, input := range guardSeeds() {
+		runtime.LockOSThread()
+		g, err := spawnGuard("")
+		runtime.UnlockOSThread()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.greet(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		sent, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := int(g.conn.Fd())
+		caller := &hostile{t: t, conn: conn, w: int(w.Fd()), patience: 2000}
+		caller.play(&script{input})
+		_ = unix.Shutdown(conn, unix.SHUT_WR)
+		w.Close()
+		// A guard that is not served any more waits for its supervisors, and
+		// these end with their sockets.
+		for _, fd := range caller.wards {
+			_ = unix.Shutdown(fd, unix.SHUT_WR)
+			_ = unix.SetNonblock(fd, true)
+		}
+		for _, fd := range caller.asks {
+			if m, whole := hearAll(t, fd); len(m) > 1 || !whole {
+				t.Errorf("script %d: %d messages, the last one whole: %v", i, len(m), whole)
+			}
+			unix.Close(fd)
+		}
+		for _, fd := range caller.wards {
+			ward := os.NewFile(uintptr(fd), "ward")
+			_ = ward.SetReadDeadline(time.Now().Add(patience))
+			if _, err := io.Copy(io.Discard, ward); err != nil {
+				t.Errorf("script %d: a supervisor does not end: %v", i, err)
+			}
+			ward.Close()
+		}
+		if m, _ := hearAll(t, conn); words(t, m) != "" && words(t, m) != "F" {
+			t.Errorf("script %d: the guard says %+v", i, m)
+		}
+		atEOF(t, sent)
+		sent.Close()
+		if !g.Close(patience) {
+			t.Errorf("script %d: guard %d is still there", i, g.pid)
+			g.Kill()
+		}
+	}
+}
