@@ -188,35 +188,3 @@ func TestEncodeRefusesWhatCannotBeSent(t *testing.T) {
 		t.Error("a JSON part beyond the limit was encoded")
 	}
 }
-
-// FuzzInbox feeds what a hostile other side could send, in pieces.
-func FuzzInbox(f *testing.F) {
-	f.Add(frame(f, &message{Run: &runMessage{Settings: Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil)), uint8(3))
-	f.Add(frame(f, &message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil), uint8(200))
-	f.Add([]byte{0, 0, 0, 2, 0, 0, 0, 0, '{', '}'}, uint8(1))
-	f.Fuzz(func(t *testing.T, b []byte, piece uint8) {
-		var in inbox
-		for len(b) > 0 {
-			n := min(int(piece)+1, len(b))
-			if in.add(b[:n], []int{3}) != nil {
-				return
-			}
-			b = b[n:]
-			for {
-				m, raw, _, err := in.next()
-				if err != nil {
-					return
-				}
-				if m == nil {
-					break
-				}
-				if m.Run != nil {
-					_, args, env, err := takeRun(m.Run, raw, len(m.Run.Numbers)+1)
-					if err == nil && (len(args) != m.Run.Args || len(env) != m.Run.Env) {
-						t.Errorf("%d arguments and %d variables of %d and %d", len(args), len(env), m.Run.Args, m.Run.Env)
-					}
-				}
-			}
-		}
-	})
-}

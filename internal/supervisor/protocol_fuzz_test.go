@@ -1,0 +1,203 @@
+package supervisor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"curfew/outcome"
+)
+
+// heard is what an inbox makes of a stream.
+type heard struct {
+	messages []*message
+	raws     []string
+	files    [][]int
+	failed   bool
+}
+
+// naiveInbox reads a whole stream at once, with all its descriptors.
+func naiveInbox(b []byte, files []int) (all heard) {
+	for len(b) >= 8 {
+		j, r := int64(binary.BigEndian.Uint32(b)), int64(binary.BigEndian.Uint32(b[4:]))
+		if all.failed = j < 1 || j > 1<<20 || r > 16<<20; all.failed {
+			return all
+		}
+		if int64(len(b)) < 8+j+r {
+			return all
+		}
+		m, fields := new(message), map[string]json.RawMessage{}
+		if json.Unmarshal(b[8:8+j], m) != nil || json.Unmarshal(b[8:8+j], &fields) != nil {
+			all.failed = true
+			return all
+		}
+		// What it says is what would be written again.
+		again, _ := json.Marshal(m)
+		fields = nil
+		if err := json.Unmarshal(again, &fields); err != nil || len(fields) != 1 {
+			all.failed = true
+			return all
+		}
+		n := 0
+		switch {
+		case m.Run != nil:
+			n = 1 + len(m.Run.Numbers)
+		case m.Spawn != nil:
+			n = 2
+		case m.Lost != nil, m.Hello != nil && m.Hello.Pidfd:
+			n = 1
+		}
+		if all.failed = n > len(files); all.failed {
+			return all
+		}
+		all.messages = append(all.messages, m)
+		all.raws = append(all.raws, string(b[8+j:8+j+r]))
+		all.files = append(all.files, slices.Clone(files[:n]))
+		b, files = b[8+j+r:], files[n:]
+	}
+	return all
+}
+
+// FuzzInbox feeds what a hostile other side could send, in pieces: what comes
+// out does not depend on how the stream was cut.
+func FuzzInbox(f *testing.F) {
+	run := frame(f, &message{Run: &runMessage{Settings: Settings{Signal: 15, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
+	stop := frame(f, &message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
+	spawn := frame(f, &message{Spawn: &struct{}{}}, nil)
+	hello := frame(f, &message{Hello: &helloMessage{Version: 1, Pidfd: true}}, []byte("raw"))
+	text := func(s string) []byte {
+		return append(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(len(s))), 0), s...)
+	}
+	for _, seed := range [][]byte{
+		run, stop, append(bytes.Clone(run), stop...), append(bytes.Clone(stop), run...), slices.Concat(spawn, spawn, hello, run, stop), stop[:len(stop)-1], stop[:7],
+		text("{}"), text("null"), text(`{"ready":{},"stop":{}}`), text(`{"ready":null,"stop":{}}`), text(`{"ready":{}} x`), text(`{"RUN":{"ARGS":1}}`),
+		text(`{"run":{"args":1},"run":{"env":2}}`), text(`{"hello":{"version":1,"state":["a"]}}`), text(`{"unknown":1}`), text(`{"failed":{"error":"` + "\xff" + `"}}`),
+		{0, 0, 0, 0, 0, 0, 0, 0}, {0, 16, 0, 1, 0, 0, 0, 0}, {0, 0, 0, 2, 1, 0, 0, 1}, bytes.Repeat([]byte{255}, 9), slices.Concat(stop, []byte{255, 255, 255, 255, 255, 255, 255, 255}),
+	} {
+		for _, piece := range []uint8{0, 2, 199} {
+			f.Add(seed, piece, uint8(7))
+		}
+		f.Add(seed, uint8(6), uint8(0))
+		f.Add(seed, uint8(255), uint8(255))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, piece, files uint8) {
+		fds := make([]int, files)
+		for i := range fds {
+			fds[i] = 100 + i
+		}
+		want := naiveInbox(b, fds)
+		var got heard
+		in := inbox{}
+		given := fds
+		for rest := b; len(rest) > 0 && !got.failed; {
+			n := min(int(piece)+1, len(rest))
+			got.failed = in.add(rest[:n], given) != nil
+			given = nil // they come with the first bytes
+			rest = rest[n:]
+			for !got.failed {
+				m, raw, files, err := in.next()
+				got.failed = err != nil
+				if m == nil || err != nil {
+					break
+				}
+				got.messages, got.raws = append(got.messages, m), append(got.raws, string(raw))
+				got.files = append(got.files, files)
+			}
+			if len(in.buf) > frameHeader+maxJSON+maxRaw+n || len(in.buf) > len(b) {
+				t.Fatalf("%d bytes are kept", len(in.buf))
+			}
+		}
+		if got.failed != want.failed || len(got.messages) != len(want.messages) {
+			t.Fatalf("%d messages, failed: %v; want %d, %v", len(got.messages), got.failed, len(want.messages), want.failed)
+		}
+		for i := range got.messages {
+			if d := cmp.Diff(want.messages[i], got.messages[i]); d != "" {
+				t.Errorf("message %d (-want +got):\n%s", i, d)
+			}
+			if got.raws[i] != want.raws[i] || !slices.Equal(got.files[i], want.files[i]) {
+				t.Errorf("message %d has %q and %v, want %q and %v", i, got.raws[i], got.files[i], want.raws[i], want.files[i])
+			}
+			again, err := encode(got.messages[i], []byte(got.raws[i]))
+			if err != nil {
+				continue // escapes can make it longer than a message may be
+			}
+			j, _, err := frameSize(again)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := decode(again[frameHeader : frameHeader+j])
+			if err != nil {
+				t.Fatalf("what was encoded is not decoded: %v\n%s", err, again[frameHeader:])
+			}
+			if d := cmp.Diff(got.messages[i], m); d != "" {
+				t.Errorf("encoded and decoded again (-want +got):\n%s", d)
+			}
+		}
+	})
+}
+
+// FuzzTakeRun takes requests from their raw part. What is taken is just what it
+// was put together from.
+func FuzzTakeRun(f *testing.F) {
+	good := runRaw("/bin/true", []string{"true", "", "\xff"}, []string{"A=b"})
+	for _, counts := range [][2]int{{3, 1}, {4, 0}, {1, 3}, {3, 2}, {0, 4}, {-1, 5}, {1 << 20, 0}, {1<<20 + 1, 0}, {3, -1}, {1 << 40, 1 << 40}} {
+		f.Add(good, counts[0], counts[1], 15, 0, int64(0), int64(1e9), []byte{0, 1})
+	}
+	for _, signal := range []int{0, -1, 1, 64, 65, 1e9} {
+		f.Add(good, 3, 1, signal, 0, int64(0), int64(0), []byte{})
+	}
+	for _, word := range []int{1, 2, 3, -1, 100} {
+		f.Add(good, 3, 1, 15, word, int64(0), int64(0), []byte{5})
+	}
+	f.Add(good, 3, 1, 15, 0, int64(-1), int64(0), []byte{0})
+	f.Add(good, 3, 1, 15, 0, int64(0), int64(-1<<63), []byte{0})
+	f.Add(good, 3, 1, 15, 0, int64(1<<63-1), int64(1<<63-1), []byte{0, 0})
+	f.Add(good, 3, 1, 15, 0, int64(0), int64(0), []byte{200, 201, 255})
+	f.Add(good[:len(good)-1], 3, 1, 15, 0, int64(0), int64(0), []byte{})
+	f.Add(append(bytes.Clone(good), 0), 3, 1, 15, 0, int64(0), int64(0), []byte{})
+	f.Add([]byte{255, 255, 255, 255, 0}, 1, 0, 15, 0, int64(0), int64(0), []byte{})
+	f.Add(bytes.Repeat([]byte{0}, 4*5), 2, 2, 9, 1, int64(0), int64(0), []byte{})
+	f.Fuzz(func(t *testing.T, raw []byte, args, env, signal, word int, timeout, grace int64, numbers []byte) {
+		r := &runMessage{Args: args, Env: env}
+		r.Signal, r.AfterExit, r.Audience = signal, AfterExit(word), word
+		r.Timeout, r.Grace = time.Duration(timeout), time.Duration(grace)
+		hole := false
+		for _, n := range numbers {
+			// Above 200 they are no numbers that can be.
+			v := int(n)
+			if n > 200 {
+				v, hole = []int{-1, maxFileNumber, 1 << 40, -1 << 63}[n%4], true
+			}
+			r.Numbers = append(r.Numbers, v)
+		}
+		path, gotArgs, gotEnv, err := takeRun(r, raw, len(numbers)+1)
+		if err != nil {
+			if path != "" || gotArgs != nil || gotEnv != nil {
+				t.Error("something comes with an error")
+			}
+		} else {
+			if len(gotArgs) != args || len(gotEnv) != env || !bytes.Equal(runRaw(path, gotArgs, gotEnv), raw) {
+				t.Errorf("%d and %d strings, which are not what came: want %d and %d", len(gotArgs), len(gotEnv), args, env)
+			}
+			twice := len(slices.Compact(slices.Sorted(slices.Values(r.Numbers)))) != len(r.Numbers)
+			if hole || twice || signal < 1 || signal > 64 || word < 0 || word > 2 || timeout < 0 || grace < 0 || args < 1 {
+				t.Errorf("taken: %+v", r)
+			}
+		}
+		if _, _, _, err := takeRun(r, raw, len(numbers)); err == nil {
+			t.Error("taken with a descriptor too few")
+		}
+		// What was put together from strings is always taken.
+		list := strings.SplitN(string(raw), "\x00", 8)
+		m := &runMessage{Settings: Settings{Signal: 15}, Args: len(list), Env: len(list)}
+		if path, a, e, err := takeRun(m, runRaw("x", list, list), 1); err != nil || path != "x" || !slices.Equal(a, list) || !slices.Equal(e, list) {
+			t.Errorf("%q came back as %q, %q, %q, %v", list, path, a, e, err)
+		}
+	})
+}
