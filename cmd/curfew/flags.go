@@ -50,6 +50,11 @@ func parseSpan(text string) (time.Duration, error) {
 		d = time.Duration(math.Min(math.Ceil(f*unit), math.MaxInt64/2))
 	} else if d, err = time.ParseDuration(text); err != nil {
 		return 0, errors.New("not a time; it is written like 5, 0.5, 300ms, 1m30s or 2d")
+	} else if d == 0 && strings.ContainsAny(text, "123456789") {
+		d = 1 // and here it was less than what a Duration can tell from zero
+		if text[0] == '-' {
+			d = -1
+		}
 	}
 	switch {
 	case d < 0:
@@ -118,8 +123,14 @@ func (s *signalFlag) Set(text string) error {
 	return errors.New("no such signal; it is written like TERM, SIGTERM or 15")
 }
 
-func (s *signalFlag) String() string { return strings.TrimPrefix(outcome.SignalName(int(*s)), "SIG") }
-func (s *signalFlag) Type() string   { return "SIG" }
+func (s *signalFlag) String() string {
+	if name, ok := strings.CutPrefix(outcome.SignalName(int(*s)), "SIG"); ok {
+		return name
+	}
+	return strconv.Itoa(int(*s)) // a real-time signal has no name
+}
+
+func (s *signalFlag) Type() string { return "SIG" }
 
 // choice is one of a few words, each of which stands for a value.
 type choice[T comparable] struct {
