@@ -84,6 +84,9 @@ func trimStart(b []byte) []byte {
 			return b[i:]
 		}
 	}
+	if len(b) < utf8.UTFMax {
+		return b[len(b):] // there is nothing but the rest
+	}
 	return b
 }
 
