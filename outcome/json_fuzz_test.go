@@ -106,10 +106,10 @@ func (m *maker) outcome() Outcome {
 			Elapsed:  time.Duration(m.int()),
 		}
 	}
-	switch m.byte() % 4 {
-	case 1:
+	switch kind := m.byte() % 4; {
+	case kind == 1:
 		o.Err = errors.New(m.text())
-	case 2:
+	case kind == 2 && doubtful(o) == "": // it panics at what Decide never returns
 		o.SetErr(Why{Program: m.text(), Cause: errors.New(m.text()), Timeout: time.Duration(m.int())})
 	}
 	return o
