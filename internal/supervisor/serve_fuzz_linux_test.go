@@ -853,3 +853,43 @@ func FuzzGuard(f *testing.F) {
 		}
 	})
 }
+
+// A message that does not go out whole is the last one: the next would be taken
+// for its rest. The caller finds the end of the socket, and so does the loop.
+func TestCallerThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(pair[:])
+	s := &server{control: pair[1]}
+	filled := 0
+	for junk := make([]byte, 4096); ; {
+		n, err := unix.SendmsgN(pair[1], junk, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != nil {
+			break
+		}
+		filled += n
+	}
+	s.send(&message{Started: &Started{}})
+	if !s.hangUp {
+		t.Fatal("the message is taken for sent")
+	}
+	got, buf := 0, make([]byte, 64<<10)
+	for got < filled {
+		n, err := unix.Read(pair[0], buf)
+		if err != nil || n == 0 {
+			t.Fatalf("%d bytes of %d, %v", got, filled, err)
+		}
+		got += n
+	}
+	s.send(&message{Ready: &struct{}{}})
+	fds := []unix.PollFd{{Fd: int32(pair[0]), Events: unix.POLLIN}, {Fd: int32(pair[1]), Events: unix.POLLIN}}
+	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 2 {
+		t.Errorf("the socket goes on: %d, %v", n, err)
+	}
+	if n, err := unix.Read(pair[0], buf); n != 0 || err != nil {
+		t.Errorf("%d bytes more, %v", n, err)
+	}
+}
