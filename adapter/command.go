@@ -270,6 +270,11 @@ func lookUp(name, dir string, env []string) (string, error) {
 		}
 	}
 	failed := &outcome.StartError{Op: outcome.OpLookUp, Path: name, Err: exec.ErrNotFound}
+	if name == "." || name == ".." {
+		// Joined to an entry they would name that, or what it is in.
+		failed.Err = syscall.EACCES
+		return "", failed
+	}
 	for _, d := range filepath.SplitList(path) {
 		file := filepath.Join(d, name)
 		there := file

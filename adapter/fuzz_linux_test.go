@@ -121,6 +121,8 @@ func FuzzLookUp(f *testing.F) {
 		f.Add([]byte{i, 1, 2, 0}, i)
 	}
 	f.Add([]byte{}, byte(0))
+	f.Add([]byte{9}, byte(5)) // an entry that is a file, and what is in it
+	f.Add([]byte{9, 0}, byte(4))
 	dir := f.TempDir()
 	for name, mode := range map[string]os.FileMode{"good/x": 0o755, "bad/x": 0o644, "good/y": 0o644, "other/y": 0o755, "other/a b": 0o755, "dir/x/y": 0o755} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), nil, mode), os.Chmod(filepath.Join(dir, name), mode)); err != nil {
@@ -130,7 +132,6 @@ func FuzzLookUp(f *testing.F) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		f.Fatal(err)
 	}
-	f.Chdir(filepath.Join(dir, "good"))
 	entries := []string{dir + "/good", dir + "/bad", dir + "/dir", dir + "/other", "", ".", "../other", "/no/such", dir + "//good/", dir + "/good/x", "good", strings.Repeat("/x", 3000)}
 	f.Fuzz(func(t *testing.T, picks []byte, n byte) {
 		var list []string
@@ -139,6 +140,7 @@ func FuzzLookUp(f *testing.F) {
 		}
 		path := strings.Join(list, ":")
 		name := []string{"x", "y", "a b", "z", "..", "."}[int(n)%6]
+		t.Chdir(filepath.Join(dir, "good")) // not f's: a failing input is written to the working directory
 		t.Setenv("PATH", path)
 		want, wantErr := exec.LookPath(name)
 		got, err := lookUp(name, "", []string{"PATH=/nowhere", "A=PATH=x", "PATH=" + path})
@@ -195,21 +197,41 @@ func TestHostileSupervisor(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "helper")
+			// What follows the hello is an answer to the request.
+			says, greeted := strings.CutPrefix(tt.says, hello)
 			script := "#!/bin/sh\ncat $0.says >&3\n" + tt.after + "\n"
-			if err := errors.Join(os.WriteFile(file+".says", []byte(tt.says), 0o666), os.WriteFile(file+".again", []byte(stopping), 0o666), os.WriteFile(file, []byte(script), 0o755)); err != nil {
+			if greeted {
+				script = "#!/bin/sh\ncat $0.hello >&3\ndd bs=1M count=1 <&3 >$0.asked 2>/dev/null\ncat $0.says >&3\n" + tt.after + "\n"
+			}
+			if err := errors.Join(os.WriteFile(file+".says", []byte(says), 0o666), os.WriteFile(file+".hello", []byte(hello), 0o666), os.WriteFile(file+".again", []byte(stopping), 0o666), os.WriteFile(file, []byte(script), 0o755)); err != nil {
 				t.Fatal(err)
 			}
 			a, err := New(Options{Supervisor: file})
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			began := time.Now()
+			began := make(chan time.Time, 1)
+			if tt.after == "" {
+				began <- time.Now()
+			} else {
+				go func() { // it is canceled when it was asked for
+					for ctx.Err() == nil {
+						if fi, err := os.Stat(file + ".asked"); err == nil && fi.Size() > 0 {
+							break
+						}
+						time.Sleep(time.Millisecond)
+					}
+					began <- time.Now()
+					cancel()
+				}()
+			}
 			c := Command{Path: "sh", Args: []string{"-c", ":"}, AfterExit: Leave, Stop: StopPolicy{Grace: time.Millisecond, KillWait: time.Millisecond, Drain: time.Millisecond, Linger: time.Millisecond}}
 			o, err := a.Invoke(ctx, c)
+			cancel()
 			// The bound holds for any load the machine can be under but this one's.
-			if took := time.Since(began); took > c.Stop.Bound()+10*time.Second {
+			if took := time.Since(<-began); took > c.Stop.Bound()+10*time.Second {
 				t.Errorf("it took %v", took)
 			}
 			if o.Status != tt.status || (err == nil) != (o.Status == outcome.Succeeded) {
