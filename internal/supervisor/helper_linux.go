@@ -230,7 +230,9 @@ func (h *Helper) read() (*message, []byte, error) {
 		n, files, err := h.receive()
 		if err != nil {
 			closeAll(files)
-			h.dropFiles()
+			if !errors.Is(err, os.ErrDeadlineExceeded) { // then the rest of a message may come
+				h.dropFiles()
+			}
 			return nil, nil, err
 		}
 		if err := h.in.add(h.buf[:n], files); err != nil {

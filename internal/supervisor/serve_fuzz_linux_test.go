@@ -218,6 +218,11 @@ func (s *stubTree) Suspended() (list []int) {
 	}
 	return list
 }
+func (s *stubTree) MakeGroup() bool              { return true }
+func (s *stubTree) CloseGroup()                  {}
+func (s *stubTree) GroupLeft(time.Duration) bool { return false }
+func (s *stubTree) EndWardGroup(int)             {}
+
 func (s *stubTree) EndWard(pid int) {
 	if !s.wards[pid] {
 		s.t.Errorf("%d is ended, which is no ward", pid)

@@ -57,7 +57,11 @@ type tree interface {
 	Ended() (list []outcome.Ended, more int)
 	Forget()
 	Usage() outcome.Usage
+	MakeGroup() bool
+	CloseGroup()
+	GroupLeft(limit time.Duration) bool
 
+	EndWardGroup(pid int)
 	OnlyWards() bool
 	IsWard(pid int) bool
 	Suspended() []int
