@@ -367,13 +367,16 @@ func TestDescriptorsKeepTheirFlags(t *testing.T) {
 // Curfew in curfew: the outer one ends what the inner one runs.
 func TestNested(t *testing.T) {
 	t.Parallel()
-	s := start(t, curfew(t, "run", "-t", "1", "--", "curfew", "run", "--", "sh", "-c", fmt.Sprintf("echo ready; setsid sleep %s & sleep %s", tooLong, tooLong)))
+	s := start(t, curfew(t, "run", "--", "curfew", "run", "--", "sh", "-c", fmt.Sprintf("echo ready; setsid sleep %s & sleep %s", tooLong, tooLong)))
 	line(t, s.stdout, "ready")
-	if got := waitFor(t, s.cmd); got != exitTimeout {
-		t.Errorf("exit code %d, want %d", got, exitTimeout)
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := waitFor(t, s.cmd), 128+int(syscall.SIGTERM); got != want {
+		t.Errorf("exit code %d, want %d", got, want)
 	}
 	rest(t, s.stdout)
-	if got := rest(t, s.stderr); !strings.Contains(got, "curfew: stopping: SIGTERM received") {
+	if got := rest(t, s.stderr); strings.Count(got, "curfew: stopping: SIGTERM received") != 2 {
 		t.Errorf("the inner one was not told:\n%s", got)
 	}
 }
