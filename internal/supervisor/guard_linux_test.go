@@ -225,6 +225,83 @@ func TestGuardIsKilled(t *testing.T) {
 	p.Discard(h)
 }
 
+// The supervisor of a guard that is lost is not used again, also when the guard
+// was let go of in the meantime: nobody would adopt what it leaves.
+func TestSupervisorOfALostGuardIsNotReused(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	h, held := lostRun(t, &p)
+	guard := h.guard
+	guard.Kill()
+	guard.awaitEnd(time.Now().Add(patience))
+	if err := h.Stop(StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+		t.Fatal(err)
+	}
+	h.Interrupt(time.Now().Add(patience))
+	for done := false; !done; {
+		ev, err := h.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		done = ev.Done != nil
+	}
+	atEOF(t, held)
+	h.Interrupt(time.Time{})
+	p.Put(h)
+	p.expire()
+	if guard.alive() {
+		t.Error("a dead guard that was let go of counts as alive")
+	}
+	other, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Put(other)
+	if other == h || other.guard == guard {
+		t.Error("the supervisor of a dead guard was given out")
+	}
+}
+
+// One that was killed while it was idle is not given out: its invocation would
+// not be started.
+func TestDeadIdleSupervisorIsNotReused(t *testing.T) {
+	t.Parallel()
+	for _, readyBefore := range []bool{false, true} {
+		var p Pool
+		defer p.Close()
+		h, err := p.Get(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, _, err := runOn(h, settings(), "echo", "first"); err != nil || out != "first\n" {
+			t.Fatalf("first: %q, %v", out, err)
+		}
+		// It says that it is ready after it has told of the end, and dies when
+		// that was heard, or most likely when it was said.
+		if !readyBefore {
+			time.Sleep(50 * time.Millisecond)
+		}
+		if readyBefore && !h.awaitReady(t.Context()) {
+			t.Fatal("it is not ready")
+		}
+		p.Put(h)
+		h.Kill()
+		h.awaitEnd(time.Now().Add(patience))
+		other, err := p.Get(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other == h {
+			t.Errorf("ready before: %v: the dead one was given out", readyBefore)
+		}
+		if out, _, err := runOn(other, settings(), "echo", "second"); err != nil || out != "second\n" {
+			t.Errorf("ready before: %v: %q, %v", readyBefore, out, err)
+		}
+		p.Put(other)
+	}
+}
+
 // Many supervisors are started while others run.
 func TestManySupervisors(t *testing.T) {
 	t.Parallel()

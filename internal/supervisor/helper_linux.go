@@ -331,19 +331,19 @@ func (h *Helper) Next() (Event, error) {
 }
 
 // Pending reports whether the helper has said something that Next has not
-// returned yet, or is gone.
+// returned yet, or is gone, or was let go of.
 func (h *Helper) Pending() bool {
 	raw, err := h.conn.SyscallConn()
 	if err != nil {
-		return false
+		return true
 	}
 	pending := false
-	_ = raw.Control(func(fd uintptr) {
+	err = raw.Control(func(fd uintptr) {
 		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, _ := unix.Poll(fds[:], 0)
 		pending = n > 0
 	})
-	return pending
+	return pending || err != nil // closed
 }
 
 // Interrupt makes Next return at the given time at the latest; the zero time

@@ -204,7 +204,7 @@ func (p *Pool) take(now *State, noFile uint64) *Helper {
 // while the caller does something else.
 func (h *Helper) awaitReady(ctx context.Context) bool {
 	if h.ready {
-		return true
+		return !h.Pending() // it says nothing unasked
 	}
 	_ = h.conn.SetReadDeadline(time.Now().Add(reapLimit))
 	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetReadDeadline(time.Unix(1, 0)) })
@@ -214,7 +214,8 @@ func (h *Helper) awaitReady(ctx context.Context) bool {
 	}
 	_ = h.conn.SetReadDeadline(time.Time{})
 	h.ready = err == nil && m.Ready != nil
-	return h.ready
+	// One that was killed while it was idle had said that it is ready before.
+	return h.ready && !h.Pending()
 }
 
 // Put gives a supervisor back after its Done with an empty tree.
