@@ -1,4 +1,4 @@
-# What a developer runs; `make help` lists it. .ci/run runs all of it but stress and fuzz
+# What a developer runs; `make help` lists it. .ci/run runs all of it but stress, soak and fuzz
 # (CI runs the same tests once with the race detector, and the seeds of each fuzz target).
 
 GO ?= go
@@ -6,9 +6,10 @@ CORE := ./outcome ./proctree ./internal/supervisor ./adapter
 TARGETS ?= linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64
 COUNT ?= 50
 FUZZTIME ?= 30s
+DURATION ?= 10m
 BENCHTIME ?= 1s
 
-.PHONY: help check fmt vet lint tidy test race stress cross bench fuzz
+.PHONY: help check fmt vet lint tidy test race stress soak cross bench fuzz
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-8s %s\n", $$1, $$2 }'
@@ -38,6 +39,9 @@ race: ## the tests of the core packages with the race detector
 
 stress: ## the process code COUNT times over on 1, 2 and 8 threads (before merging what touches it)
 	$(GO) test -race -count=$(COUNT) -cpu=1,2,8 -timeout 90m ./proctree ./internal/supervisor
+
+soak: ## one caller that runs everything for DURATION, and a table of what was seen (the tests do it for seconds)
+	CURFEW_SOAK=$(DURATION) $(GO) test -count=1 -timeout 0 -run '^TestSoak$$' -v ./adapter
 
 cross: ## vet every package and its tests for the other systems (TARGETS)
 	@failed=; for target in $(TARGETS); do \

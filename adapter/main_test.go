@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	_ "curfew/adapter/testdata/early"
 	// Every helper of these tests has an init function in its way that changes
 	// os.Args: it must be taken over all the same.
 	_ "curfew/adapter/testdata/renames"

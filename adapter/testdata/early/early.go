@@ -1,0 +1,8 @@
+// Package early plays a fixture before the packages are initialised that only
+// tests import: those take several times as long as the start of the rest, and
+// thousands of fixtures are started. (The import path decides on the order.)
+package early
+
+import "curfew/fixtures"
+
+func init() { fixtures.Main() }
