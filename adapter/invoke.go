@@ -332,6 +332,10 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 			v.a.pool.Discard(helper)
 		}
 	} else {
+		if asked == "" && v.cmd.Timeout > 0 && !time.Now().Before(v.began.Add(v.cmd.Timeout)) {
+			// The deadline that it keeps came first, whether it said so or not.
+			f.StopCause = outcome.CauseTimeout
+		}
 		v.lose(helper)
 		f.SupervisorLost = true
 		why.Detail = t.lost
