@@ -86,6 +86,9 @@ func TestTrees(t *testing.T) {
 		return treeCases.Example(int(s>>1) + i), true
 	})
 	t.Logf("in %v:\n%s", time.Since(began).Round(time.Millisecond), &crew.counts)
+	if n := &crew.counts; n.late > 3+n.cases/100 {
+		t.Errorf("in %d of %d cases the supervisor did not answer in time", n.late, n.cases)
+	}
 }
 
 // treeCase is a tree, and how and when it is ended.
@@ -246,7 +249,7 @@ func fixTree(t *fixtures.Tree, sweepable bool) {
 var treeCases = rapid.Custom(func(t *rapid.T) treeCase {
 	c := treeCase{
 		ending:   evenly(t, endings),
-		ready:    evenly(t, []bool{false, false, true}),
+		ready:    evenly(t, []bool{false, true}),
 		after:    evenly(t, moments),
 		grace:    evenly(t, []time.Duration{-1, 20 * time.Millisecond, 60 * time.Millisecond}),
 		audience: evenly(t, []Audience{LeaderFirst, LeaderFirst, Everyone, LeaderOnly}),
@@ -492,6 +495,7 @@ type treeResult struct {
 	o    outcome.Outcome // zero if the caller was killed
 	took time.Duration   // from the ending to the return, or to when all was gone
 	miss bool            // the ending came when it could not end anything
+	late bool            // the supervisor did not answer in time, and nobody had done anything to it
 }
 
 func (w *treeWorker) run(c treeCase) (r treeResult, err error) {
@@ -665,6 +669,8 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 	switch {
 	case clean.Result == outcome.Empty && clean.Proof == outcome.NoChildren && !clean.HelperLost:
 	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && lost:
+	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && strings.Contains(e.err.Error(), "did not say within"):
+		r.late = true // on a machine that has much else to do; rare, see TestTrees
 	case clean.Result == outcome.Unverified && clean.Proof == outcome.NoProof && clean.HelperLost && c.ending == bothKilled:
 	default:
 		return bad("this cleanup cannot be")
@@ -955,6 +961,7 @@ type treeCounts struct {
 	mu        sync.Mutex
 	cases     int
 	misses    int
+	late      int
 	processes int
 	results   map[string]int
 	slowest   map[ending]time.Duration
@@ -971,6 +978,9 @@ func (n *treeCounts) add(c treeCase, r treeResult) {
 	if r.miss {
 		n.misses++
 	}
+	if r.late {
+		n.late++
+	}
 	n.processes += c.tree.Size()
 	result := "gone"
 	if !c.killsCaller() {
@@ -986,7 +996,7 @@ func (n *treeCounts) String() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d cases with %d processes; in %d the ending found nothing to end\n", n.cases, n.processes, n.misses)
+	fmt.Fprintf(&b, "%d cases with %d processes; in %d the ending found nothing to end, in %d a supervisor was late\n", n.cases, n.processes, n.misses, n.late)
 	for _, result := range slices.Sorted(maps.Keys(n.results)) {
 		fmt.Fprintf(&b, "%6d %s\n", n.results[result], result)
 	}
