@@ -66,7 +66,7 @@ func serveGuard() {
 		g.root, err = openFile("/", unix.O_PATH)
 	}
 	if err != nil {
-		_ = sendOn(controlFD, &message{Failed: &failedMessage{Error: err.Error()}}, nil)
+		_ = sendOn(controlFD, failed(err), nil)
 		return
 	}
 	if g.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
@@ -162,7 +162,7 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		order := g.spawns[0]
 		g.spawns = g.spawns[1:]
 		if ev.StartErr != nil {
-			_ = sendOn(order.socket, &message{Failed: &failedMessage{Error: ev.StartErr.Error()}}, nil)
+			_ = sendOn(order.socket, failed(ev.StartErr), nil)
 		}
 		closeAll([]int{order.socket, order.caller})
 	}

@@ -202,9 +202,9 @@ func (h *Helper) greet(ctx context.Context) error {
 	h.Interrupt(time.Time{})
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %s did not answer as one: %w; an init function of the program may have ended it", errRefused, h.exe, err)
+		return fmt.Errorf("%w: %s did not answer as one: %w; an init function of the program may have ended it, or a limit on processes or memory (ulimit -u, pids.max)", errRefused, h.exe, err)
 	case m.Failed != nil:
-		return fmt.Errorf("%w: %s", errRefused, m.Failed.Error)
+		return fmt.Errorf("%w: %w", errRefused, m.Failed)
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
 	}
@@ -321,7 +321,7 @@ func (h *Helper) Next() (Event, error) {
 	case m.Done != nil && m.Done.check() == nil:
 		word = 8
 	case m.Failed != nil:
-		return Event{}, errors.New(m.Failed.Error)
+		return Event{}, m.Failed
 	}
 	if word == 0 || h.said&(word|8) != 0 {
 		return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)

@@ -98,7 +98,26 @@ type Swept struct {
 // failedMessage is the helper's last word when it met something it cannot
 // serve, such as a malformed message.
 type failedMessage struct {
-	Error string `json:"error"`
+	Text  string `json:"error"`
+	Errno int    `json:"errno,omitempty"` // if it was the kernel's refusal
+}
+
+// failed is the last word about err.
+func failed(err error) *message {
+	const enough = 1 << 10 // it can quote what was said
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	text := err.Error()
+	return &message{Failed: &failedMessage{text[:min(len(text), enough)], int(errno)}}
+}
+
+func (m *failedMessage) Error() string { return m.Text }
+
+func (m *failedMessage) Unwrap() error {
+	if m.Errno == 0 {
+		return nil
+	}
+	return syscall.Errno(m.Errno)
 }
 
 // AfterExit says what becomes of leftovers when the leader exits by itself.

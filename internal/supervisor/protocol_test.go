@@ -184,7 +184,7 @@ func TestEncodeRefusesWhatCannotBeSent(t *testing.T) {
 	if _, err := encode(&message{Ready: &struct{}{}}, make([]byte, maxRaw+1)); err == nil {
 		t.Error("a raw part beyond the limit was encoded")
 	}
-	if _, err := encode(&message{Failed: &failedMessage{strings.Repeat("x", maxJSON)}}, nil); err == nil {
+	if _, err := encode(&message{Failed: &failedMessage{Text: strings.Repeat("x", maxJSON)}}, nil); err == nil {
 		t.Error("a JSON part beyond the limit was encoded")
 	}
 }

@@ -92,7 +92,7 @@ func serve() {
 	s := &server{control: controlFD, caller: callerFD}
 	var err error
 	if s.tree, err = proctree.Open(); err != nil {
-		s.send(&message{Failed: &failedMessage{Error: err.Error()}})
+		s.send(failed(err))
 		return
 	}
 	if s.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
@@ -259,9 +259,7 @@ func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []b
 	}
 	closeAll(in.files)
 	*in = inbox{}
-	const enough = 1 << 10 // it can quote what was said
-	text := err.Error()
-	_ = sendOn(control, &message{Failed: &failedMessage{Error: text[:min(len(text), enough)]}}, nil) // the last word: it hangs up next
+	_ = sendOn(control, failed(err), nil) // the last word: it hangs up next
 	return false
 }
 
