@@ -1035,6 +1035,9 @@ func (t *Tree) OnlyWards() bool {
 		return false
 	}
 	// Nothing could be read.
+	if len(t.wards) == 0 {
+		return childless()
+	}
 	for pid := 2; pid < t.pidMax; pid++ {
 		if !t.wards[pid] && stateOf(pid) != childNone {
 			return false
