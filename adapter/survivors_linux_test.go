@@ -24,25 +24,25 @@ func init() {
 	roles["other uid CLI"] = otherUIDCLIRole
 }
 
-// held is a pipe of which the CLI's tree has the end open.
-type held struct {
+// heldPipe is one of which the CLI's tree has the end open.
+type heldPipe struct {
 	t *testing.T
 	r *os.File
 	w *os.File
 }
 
-func newHeld(t *testing.T) *held {
+func newHeldPipe(t *testing.T) *heldPipe {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Close(); w.Close() })
-	return &held{t, r, w}
+	return &heldPipe{t, r, w}
 }
 
 // says waits for the tree to write a line.
-func (h *held) says(want string) {
+func (h *heldPipe) says(want string) {
 	h.t.Helper()
 	_ = h.r.SetReadDeadline(time.Now().Add(patience))
 	buf := make([]byte, len(want)+1)
@@ -52,7 +52,7 @@ func (h *held) says(want string) {
 }
 
 // isFree fails if somebody has the end open still after that time.
-func (h *held) isFree(within time.Duration) {
+func (h *heldPipe) isFree(within time.Duration) {
 	h.t.Helper()
 	h.w.Close()
 	_ = h.r.SetReadDeadline(time.Now().Add(max(within, time.Millisecond)))
@@ -119,7 +119,7 @@ func TestGroup(t *testing.T) {
 	}
 	own := func(a *Adapter, script string) (string, outcome.Outcome) {
 		t.Helper()
-		h := newHeld(t)
+		h := newHeldPipe(t)
 		c := sh("cat /proc/self/cgroup; " + script)
 		c.ExtraFiles = []*os.File{h.w}
 		var dir string
@@ -204,7 +204,7 @@ func TestEntersAnotherNamespace(t *testing.T) {
 		if !plain {
 			needsGroups(t, a)
 		}
-		h := newHeld(t)
+		h := newHeldPipe(t)
 		c := sh(script)
 		c.ExtraFiles = []*os.File{h.w}
 		c.Stop = promptly
@@ -242,7 +242,7 @@ func TestBothLostAndEnvironmentWiped(t *testing.T) {
 		} else if !plain {
 			needsGroups(t, a)
 		}
-		h := newHeld(t)
+		h := newHeldPipe(t)
 		c := sh(`env -i setsid sh -c "echo there >&3; sleep 5" & while [ ! -s there ]; do sleep 0.01; done
 			guard=$(cut -d" " -f4 /proc/$PPID/stat); kill -KILL $guard $PPID; sleep ` + tooLong)
 		c.Dir = t.TempDir()
@@ -313,7 +313,7 @@ func TestFrozenMember(t *testing.T) {
 	}()
 	for _, plain := range []bool{false, true} {
 		a := newAdapter(t, Options{NoCgroup: plain})
-		whole, below := newHeld(t), newHeld(t)
+		whole, below := newHeldPipe(t), newHeldPipe(t)
 		// The one that is frozen has a child outside of the freezer, which ignores
 		// TERM, and none of the descriptor that the child has.
 		c := sh(`sh -c '
@@ -396,7 +396,7 @@ func TestUninterruptibleMember(t *testing.T) {
 		}
 	}()
 	a := newAdapter(t)
-	h := newHeld(t)
+	h := newHeldPipe(t)
 	c := sh(`sh -c 'echo writing >&3; echo x >"$0"/file' ` + mount + ` & wait`)
 	c.ExtraFiles = []*os.File{h.w}
 	c.Stop = shortKill

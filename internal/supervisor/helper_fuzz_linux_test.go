@@ -91,7 +91,7 @@ func speak(s *script) (all []speech) {
 		case sayReady:
 			word(&message{Ready: &struct{}{}})
 		case sayFailed:
-			word(&message{Failed: &failedMessage{pick(s, oddIDs)}})
+			word(&message{Failed: &failedMessage{Text: pick(s, oddIDs), Errno: pick(s, oddCounts)}})
 		case saySwept:
 			word(&message{Swept: &Swept{Ended: []outcome.Ended{{LastSignal: pick(s, oddSignals)}}, EndedMore: pick(s, oddCounts)}})
 		case sayForeign:
