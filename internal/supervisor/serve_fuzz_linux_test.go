@@ -409,7 +409,7 @@ func (h *hostile) play(s *script) {
 		case doOther:
 			h.say(pick(s, []*message{
 				{Ready: &struct{}{}}, {Hello: &helloMessage{Version: 1}}, {Done: &Done{}}, {Started: &Started{}}, {Exited: &outcome.Exit{}},
-				{Swept: &Swept{}}, {Failed: &failedMessage{"x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}},
+				{Swept: &Swept{}}, {Failed: &failedMessage{Text: "x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}},
 			}), nil)
 		case doJSON:
 			j := pick(s, oddJSON)
