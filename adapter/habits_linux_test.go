@@ -1073,3 +1073,34 @@ func TestCallerWithCoverage(t *testing.T) {
 		})
 	}
 }
+
+// A start that is canceled is nobody else's: who is about to use the same guard
+// gets another one.
+func TestNeighbourOfCanceledStarts(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	over := make(chan struct{})
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				c := sh("exit 0")
+				c.Timeout = time.Duration(i%12+1) * time.Millisecond
+				_, _ = a.Invoke(t.Context(), c) // it may end in any way
+			}
+		})
+	}
+	for range 30 {
+		if o, err := run(t, a, sh("exit 0")); err != nil {
+			t.Errorf("%s, %s, %v", o.Status, o.Cause, err)
+			break
+		}
+	}
+	close(over)
+	all.Wait()
+}

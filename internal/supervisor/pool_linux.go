@@ -51,7 +51,7 @@ func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
 	for tries := 0; ; tries++ {
 		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
 		if err != nil {
-			if errors.Is(err, errGuardChanged) && tries == 0 {
+			if errors.Is(err, errGuardChanged) && tries < guardTries && ctx.Err() == nil {
 				continue
 			}
 			return nil, err
@@ -91,8 +91,13 @@ func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
 	}
 }
 
-// errGuardChanged means that a guard is not what it was when it was started.
+// errGuardChanged means that a guard is not what it was when it was started. One
+// can be dismissed in the moment in which another invocation is about to ask it,
+// also a fresh one: whoever is canceled while a supervisor starts does that.
 var errGuardChanged = errors.New("supervisor: the guard has changed")
+
+// guardTries is how often another guard is taken instead.
+const guardTries = 20
 
 // takeOrSpawn does what depends on the calling thread. fresh reports that the
 // guard was started for it. The state is nil where it cannot be read: then no
@@ -122,9 +127,7 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bo
 	if err != nil {
 		p.release(g)
 		p.dismiss(g)
-		if !fresh {
-			err = fmt.Errorf("%w: %w", errGuardChanged, err)
-		}
+		err = fmt.Errorf("%w: %w", errGuardChanged, err)
 	}
 	return h, fresh, now, err
 }
