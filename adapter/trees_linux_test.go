@@ -100,10 +100,18 @@ type treeCase struct {
 	audience Audience
 	wait     bool // AfterExit: Wait
 	tree     fixtures.Tree
+	fixture  fixtures.Fixture // instead of a tree, if it has a name
 }
 
 func (c treeCase) String() string {
-	return fmt.Sprintf("%s %s+%v grace=%v audience=%d wait=%t %s", c.ending, since[c.ready], c.after, c.grace, c.audience, c.wait, c.tree)
+	return fmt.Sprintf("%s %s+%v grace=%v audience=%d wait=%t %s", c.ending, since[c.ready], c.after, c.grace, c.audience, c.wait, c.what())
+}
+
+func (c treeCase) what() string {
+	if c.fixture.Name != "" {
+		return "=" + c.fixture.Name
+	}
+	return c.tree.String()
 }
 
 var since = map[bool]string{false: "start", true: "ready"}
@@ -118,7 +126,12 @@ func parseTreeCase(s string) (c treeCase, err error) {
 	if c.after, err = time.ParseDuration(after); err == nil {
 		c.grace, err = time.ParseDuration(grace)
 	}
-	if err == nil {
+	if name, ok := strings.CutPrefix(tree, "="); ok && err == nil {
+		c.fixture, ok = fixtures.Find(name)
+		if !ok {
+			err = fmt.Errorf("there is no fixture %q", name)
+		}
+	} else if err == nil {
 		c.tree, err = fixtures.ParseTree(tree)
 	}
 	return c, err
@@ -166,6 +179,9 @@ func (c treeCase) policy() StopPolicy {
 func (c treeCase) command(o fixtures.Options) Command {
 	o.For = treeLifetime
 	cmd := Command{Path: os.Args[0], Args: fixtures.TreeArgs(c.tree, o), Stop: c.policy()}
+	if f := c.fixture; f.Name != "" {
+		cmd.Args = fixtures.Args(f.Name, o, f.Args...)
+	}
 	if c.wait {
 		cmd.AfterExit = Wait
 	}
@@ -174,7 +190,17 @@ func (c treeCase) command(o fixtures.Options) Command {
 
 // leaderEnds reports whether the leader can end by itself, and mustEnd whether it
 // does so soon, whatever the others do.
-func (c treeCase) leaderEnds() bool { return c.tree.Has('x') || c.tree.Has('t') || c.tree.Has('w') }
+func (c treeCase) leaderEnds() bool {
+	return c.fixture.EndsByItself || c.tree.Has('x') || c.tree.Has('t') || c.tree.Has('w')
+}
+
+// code is what the leader exits with by itself.
+func (c treeCase) code() int {
+	if c.fixture.Name != "" {
+		return c.fixture.ExitCode
+	}
+	return c.tree.Traits['x']
+}
 
 func (c treeCase) mustEnd() bool {
 	return (c.tree.Has('t') || c.tree.Has('x') && !c.tree.Has('w')) && !c.tree.Has('z')
@@ -437,6 +463,9 @@ again:
 }
 
 func smallerCases(c treeCase) (list []treeCase) {
+	if c.fixture.Name != "" {
+		return nil
+	}
 	for _, tree := range smallerTrees(c.tree) {
 		small := c
 		small.tree = tree
@@ -644,7 +673,7 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 		return fmt.Errorf("%s: got %s, %s, exit %+v, %v after the ending, %v; cleanup %+v; stderr %.200q",
 			what, o.Status, o.Cause, o.Exit, r.took, e.err, o.Cleanup, o.Stderr)
 	}
-	lost := c.ending == supervisorKilled || c.ending == bothKilled || c.ending == supervisorAsleep
+	lost := c.ending == supervisorKilled || c.ending == bothKilled || c.ending == supervisorAsleep || c.fixture.Name == killsSupervisor
 	cause := map[ending]outcome.Cause{
 		byCancel: outcome.CauseCanceled, byTimeout: outcome.CauseTimeout, byKill: outcome.CauseCanceled,
 		supervisorKilled: outcome.CauseSupervisorLost, supervisorAsleep: outcome.CauseCanceled,
@@ -687,7 +716,7 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 			return bad(fmt.Sprintf("not started, but EOF of fifo: %v, %v, and %d heartbeats", eof, err, probe.Beats()))
 		}
 	case o.Cause == outcome.CauseExit:
-		code := c.tree.Traits['x']
+		code := c.code()
 		status := outcome.Succeeded
 		if code != 0 {
 			status = outcome.Failed
@@ -719,7 +748,7 @@ func (c treeCase) nothingLeft(o outcome.Outcome, probe *fixtures.Probe) error {
 			within = patience // the sweep ran out of time: they end by themselves
 		}
 	}
-	err := gone(fixtures.Fixture{HoldsFIFO: true}, probe, within)
+	err := gone(fixtures.Fixture{HoldsFIFO: c.holdsFIFO()}, probe, within)
 	if err != nil {
 		err = fmt.Errorf("after %s, %s: %w; cleanup %+v", o.Status, o.Cause, err, o.Cleanup)
 	}
@@ -906,8 +935,10 @@ func (c treeCase) inDen(dir, text string) (time.Duration, error) {
 		}
 	}
 	took := time.Since(began)
-	return took, gone(fixtures.Fixture{HoldsFIFO: true}, probe, 0)
+	return took, gone(fixtures.Fixture{HoldsFIFO: c.holdsFIFO()}, probe, 0)
 }
+
+func (c treeCase) holdsFIFO() bool { return c.fixture.Name == "" || c.fixture.HoldsFIFO }
 
 // supervisorsOf opens pidfds of the supervisors of a caller, which is our child.
 func supervisorsOf(caller int) (fds []int) {
