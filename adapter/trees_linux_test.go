@@ -151,7 +151,7 @@ const (
 	bothKilled       ending = "guard+supervisor"  // nothing else is done
 	callerKilled     ending = "caller"            //
 	callerAndHelper  ending = "caller+supervisor" //
-	fallBack                = 10 * time.Second    // until what nobody has ended is canceled
+	fallBack                = time.Second         // how often to look whether what nobody has ended is to be canceled
 	treeLinger              = 60 * time.Millisecond
 	treeLifetime            = 30 * time.Second
 )
@@ -180,7 +180,9 @@ func (c treeCase) command(o fixtures.Options) Command {
 	o.For = treeLifetime
 	cmd := Command{Path: os.Args[0], Args: fixtures.TreeArgs(c.tree, o), Stop: c.policy()}
 	if f := c.fixture; f.Name != "" {
-		cmd.Args = fixtures.Args(f.Name, o, f.Args...)
+		// Who its parent is comes first, as from a tree.
+		cmd.Args = append([]string{"-c", `echo parent $PPID; exec "$0" "$@"`, cmd.Path}, fixtures.Args(f.Name, o, f.Args...)...)
+		cmd.Path = "sh"
 	}
 	if c.wait {
 		cmd.AfterExit = Wait
