@@ -34,8 +34,8 @@ tidy: ## fail if go mod tidy would change go.mod or go.sum
 test: ## the tests
 	$(GO) test ./...
 
-race: ## the tests of the core packages with the race detector
-	$(GO) test -race -timeout 10m $(CORE)
+race: ## the tests of the core packages with the race detector, the short ones
+	$(GO) test -race -short -timeout 10m $(CORE)
 
 stress: ## the process code COUNT times over on 1, 2 and 8 threads (before merging what touches it)
 	$(GO) test -race -count=$(COUNT) -cpu=1,2,8 -timeout 90m ./proctree ./internal/supervisor

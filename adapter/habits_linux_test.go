@@ -929,21 +929,52 @@ func TestCallerThatMayHaveFewTasks(t *testing.T) {
 	witnessed(t, w)
 }
 
-// goBuild builds a program, or skips the test where that cannot be done. Without
-// -buildmode it is built position-independent, so that it shares what was
-// compiled for the library.
-func goBuild(t *testing.T, out, pkg string, flags ...string) string {
+// programs are what the tests build, by their names. They are
+// position-independent, so that they share what is compiled for the library.
+var programs = map[string][]string{
+	"library.so": {"-buildmode=c-shared", "./testdata/library"},
+	"curfew":     {"-buildmode=pie", "curfew/cmd/curfew"},
+	"caller":     {"-cover", "-buildmode=pie", "./testdata/caller"},
+}
+
+// programsVariable names a directory to which TestBuilds builds the programs, and
+// from which the other tests then take them: for a user who has nothing compiled
+// yet.
+const programsVariable = "CURFEW_TEST_PROGRAMS"
+
+func TestBuilds(t *testing.T) {
+	dir := os.Getenv(programsVariable)
+	if dir == "" {
+		t.Skip("there is no " + programsVariable + " to build to")
+	}
+	for name := range programs {
+		goBuild(t, dir, name)
+	}
+}
+
+// built returns the path of a program, which it builds if there is none.
+func built(t *testing.T, name string) string {
+	t.Helper()
+	exe := filepath.Join(os.Getenv(programsVariable), name)
+	if _, err := os.Stat(exe); filepath.IsAbs(exe) && err == nil {
+		return exe
+	}
+	return goBuild(t, t.TempDir(), name)
+}
+
+// goBuild builds a program into dir, or skips the test where that cannot be done.
+func goBuild(t *testing.T, dir, name string) string {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("no go command to build a caller with: ", err)
 	}
-	out = filepath.Join(t.TempDir(), out)
-	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-buildvcs=false", "-o", out}, flags...), pkg)...)
+	exe := filepath.Join(dir, name)
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-buildvcs=false", "-o", exe}, programs[name]...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if b, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build %s: %v\n%s", pkg, err, b)
+		t.Fatalf("go build %s: %v\n%s", name, err, b)
 	}
-	return out
+	return exe
 }
 
 // A c-shared library in a C program cannot start the executable again, and says
@@ -959,8 +990,8 @@ func TestLibraryInACProgram(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), cc, "-o", host, "testdata/host/host.c", "-ldl", "-lpthread").CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
-	library := goBuild(t, "library.so", "./testdata/library", "-buildmode=c-shared")
-	curfew := goBuild(t, "curfew", "curfew/cmd/curfew", "-buildmode=pie")
+	library := built(t, "library.so")
+	curfew := built(t, "curfew")
 	f, _ := fixtures.Find(habitTree)
 
 	t.Run("refused", func(t *testing.T) {
@@ -1003,7 +1034,7 @@ func TestLibraryInACProgram(t *testing.T) {
 // are.)
 func TestCallerWithCoverage(t *testing.T) {
 	t.Parallel()
-	caller := goBuild(t, "caller", "./testdata/caller", "-cover", "-buildmode=pie")
+	caller := built(t, "caller")
 	f, _ := fixtures.Find(habitTree)
 	const warning = "warning: GOCOVERDIR not set, no coverage data emitted\n"
 	// Without /proc the program is started again by its name. The test binary

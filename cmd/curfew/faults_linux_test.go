@@ -19,9 +19,20 @@ import (
 	"curfew/outcome"
 )
 
-// faultyVariable names a curfew that was built with the tag curfew_faults, for
-// when the test cannot build one itself in reasonable time.
-const faultyVariable = "CURFEW_FAULTY"
+// programsVariable names a directory to which TestBuilds builds what TestFaults
+// needs, and from which that takes it then: for a user who has nothing compiled
+// yet.
+const programsVariable = "CURFEW_TEST_PROGRAMS"
+
+const faultyName = "curfew-faulty"
+
+func TestBuilds(t *testing.T) {
+	dir := os.Getenv(programsVariable)
+	if dir == "" {
+		t.Skip("there is no " + programsVariable + " to build to")
+	}
+	buildFaulty(t, dir)
+}
 
 // faultSeeds is how many random runs there are.
 const faultSeedsVariable = "CURFEW_FAULT_SEEDS"
@@ -118,22 +129,54 @@ func TestFaults(t *testing.T) {
 	}
 	close(next)
 	workers.Wait()
+	// No helper is left either, whatever has failed for it.
+	for end := time.Now().Add(soon); ; time.Sleep(10 * time.Millisecond) {
+		left := running(exe)
+		if left == nil {
+			return
+		}
+		if time.Now().After(end) {
+			for _, dir := range left {
+				args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+				env, _ := os.ReadFile(filepath.Join(dir, "environ"))
+				t.Errorf("%s is still there: %q, %q", dir, args, env)
+			}
+			return
+		}
+	}
 }
 
 // faulty returns the path of a curfew whose system calls can be made to fail.
 func faulty(t *testing.T) string {
 	t.Helper()
-	if exe := os.Getenv(faultyVariable); exe != "" {
+	exe := filepath.Join(os.Getenv(programsVariable), faultyName)
+	if _, err := os.Stat(exe); filepath.IsAbs(exe) && err == nil {
 		return exe
 	}
+	return buildFaulty(t, t.TempDir())
+}
+
+func buildFaulty(t *testing.T, dir string) string {
+	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("the go command is needed to build a curfew whose system calls fail")
 	}
-	exe := filepath.Join(t.TempDir(), "curfew")
-	if out, err := exec.Command("go", "build", "-tags", "curfew_faults", "-o", exe, ".").CombinedOutput(); err != nil {
+	exe := filepath.Join(dir, faultyName)
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-tags", "curfew_faults", "-o", exe, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return exe
+}
+
+// running lists the processes that execute the file at exe.
+func running(exe string) (list []string) {
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == exe {
+			list = append(list, filepath.Dir(link))
+		}
+	}
+	return list
 }
 
 // survivesFault runs a CLI with a daemon below it until its timeout. refuses: no
