@@ -298,7 +298,7 @@ func (t *Tree) second(ready chan<- struct{}) {
 			wakeup(t.news)
 		}
 		if wanted&orderAwait != 0 {
-			awaitAnyChild()
+			awaitAnyChild(unix.WEXITED)
 			t.childWaits.Store(true)
 			wakeup(t.news)
 		}
@@ -313,21 +313,21 @@ func (t *Tree) third() {
 		if _, err := unix.Read(t.watch, buf[:]); err != nil && err != unix.EINTR {
 			panic("proctree: read an event descriptor: " + err.Error())
 		}
-		awaitAnyChild()
+		awaitAnyChild(unix.WEXITED | unix.WSTOPPED)
 		t.childWaits.Store(true)
 		wakeup(t.news)
 	}
 }
 
-// awaitAnyChild blocks until some child has exited, and leaves it unreaped, or
-// until there is none.
-func awaitAnyChild() {
+// awaitAnyChild blocks until some child has exited (or what else the options
+// say), and leaves it unreaped, or until there is none.
+func awaitAnyChild(what uintptr) {
 	for {
 		var info siginfo
 		errno := fault.At(fault.Waitid)
 		if errno == 0 {
 			_, _, errno = unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
-				unix.WEXITED|unix.WNOWAIT|unix.WALL, 0, 0)
+				what|unix.WNOWAIT|unix.WALL, 0, 0)
 		}
 		if errno != unix.EINTR {
 			return
@@ -498,9 +498,31 @@ func (t *Tree) await() {
 	}
 	t.awaiting = true
 	if t.watch != 0 {
+		t.resumeWards()
 		wakeup(t.watch)
 	} else {
 		t.order(orderAwait)
+	}
+}
+
+// resumeWards has those wards go on that somebody has stopped: whom they hold, or
+// who is about to be given to them, would have nobody. Looking takes the news, so
+// that it does not come again.
+func (t *Tree) resumeWards() {
+	for range reapAtOnce { // who is stopped again and again must not keep us
+		var info siginfo
+		errno := fault.At(fault.Waitid)
+		if errno == 0 {
+			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
+				unix.WSTOPPED|unix.WNOHANG|unix.WALL, 0, 0)
+		}
+		switch {
+		case errno == unix.EINTR:
+		case errno != 0 || info.pid == 0:
+			return
+		default:
+			t.ResumeWard(int(info.pid))
+		}
 	}
 }
 

@@ -112,6 +112,43 @@ func TestSupervisorIsKilled(t *testing.T) {
 	}
 }
 
+// A supervisor that somebody has suspended, while it serves or while it is idle,
+// is resumed by the guard at once.
+func TestSupervisorIsSuspended(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	h, held := lostRun(t, &p)
+	for range 3 {
+		if err := unix.PidfdSendSignal(h.pidfd, syscall.SIGSTOP, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.Stop(StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+		t.Fatal(err)
+	}
+	h.Interrupt(time.Now().Add(patience))
+	for done := false; !done; {
+		ev, err := h.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done = ev.Done != nil; done && ev.Done.Cleanup.Proof != outcome.NoChildren {
+			t.Errorf("cleanup is %+v", ev.Done.Cleanup)
+		}
+	}
+	h.Interrupt(time.Time{})
+	atEOF(t, held)
+	p.Put(h)
+	if err := unix.PidfdSendSignal(h.pidfd, syscall.SIGSTOP, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	out, done, _, err := runCLI(&p, settings(), "echo", "served")
+	if err != nil || out != "served\n" || done.Cleanup.Proof != outcome.NoChildren {
+		t.Errorf("%q, %+v, %v", out, done, err)
+	}
+}
+
 // A guard that somebody has suspended is resumed when it is needed: for what a
 // lost supervisor held, and for the next supervisor.
 func TestGuardIsSuspended(t *testing.T) {
@@ -187,8 +224,8 @@ func TestGuardIsKilled(t *testing.T) {
 	guard := h.guard
 	guard.Kill()
 	fds := []unix.PollFd{{Fd: int32(guard.pidfd), Events: unix.POLLIN}}
-	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 1 {
-		t.Fatalf("the guard lives on: %v", err)
+	if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
+		t.Fatal("the guard lives on")
 	}
 	other, err := p.Get(t.Context(), false)
 	if err != nil {
@@ -363,8 +400,8 @@ func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	if n, err := unix.Poll(fds, int(patience.Milliseconds())); n != 1 {
-		t.Errorf("the supervisor outlives its caller: %v", err)
+	if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
+		t.Error("the supervisor outlives its caller")
 	}
 	for end := time.Now().Add(patience); ; {
 		_ = r.SetReadDeadline(end)

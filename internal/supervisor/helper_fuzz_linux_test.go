@@ -303,7 +303,7 @@ func FuzzSwept(f *testing.F) {
 			var buf [4096]byte
 			var oob [64]byte
 			fds := []unix.PollFd{{Fd: int32(pair[1]), Events: unix.POLLIN}}
-			_, _ = unix.Poll(fds, int(patience.Milliseconds()))
+			wait(fds, time.Now().Add(patience))
 			_, files, _, err := receive(pair[1], buf[:], oob[:])
 			if err != nil || len(files) != 1 {
 				t.Errorf("the question comes with %d descriptors, %v", len(files), err)
