@@ -41,7 +41,11 @@ func TestBomb(t *testing.T) {
 		if os.Geteuid() != 0 {
 			t.Skip("root is needed to make a cgroup")
 		}
-		for _, mode := range []string{"", withoutCgroup} {
+		modes := []string{""} // a user has no cgroups in any case
+		if os.Getenv(stormsVariable) != "" {
+			modes = append(modes, withoutCgroup)
+		}
+		for _, mode := range modes {
 			bombed(t, limit.Command(os.Args[0], t.TempDir(), mode))
 		}
 		if err := limit.Close(); err != nil {

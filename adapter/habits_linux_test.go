@@ -981,6 +981,9 @@ func goBuild(t *testing.T, dir, name string) string {
 // what to do; with an installed curfew it works, also when the program is killed,
 // and when a copy of it, forked and not executed, has the sockets still open.
 func TestLibraryInACProgram(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds programs, which takes long")
+	}
 	t.Parallel()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -1033,6 +1036,9 @@ func TestLibraryInACProgram(t *testing.T) {
 // (What is special about one that was built with -race is seen when these tests
 // are.)
 func TestCallerWithCoverage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds programs, which takes long")
+	}
 	t.Parallel()
 	caller := built(t, "caller")
 	f, _ := fixtures.Find(habitTree)
@@ -1126,7 +1132,7 @@ func TestNeighbourOfCanceledStarts(t *testing.T) {
 			}
 		})
 	}
-	for range 30 {
+	for range 8 {
 		if o, err := run(t, a, sh("exit 0")); err != nil {
 			t.Errorf("%s, %s, %v", o.Status, o.Cause, err)
 			break

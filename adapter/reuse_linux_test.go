@@ -305,9 +305,9 @@ const reuseVariable = "CURFEW_REUSE"
 // that their members leave. No canary gets a signal.
 func TestReusedPIDs(t *testing.T) {
 	t.Parallel()
-	count := "3000"
+	count := "300"
 	if testing.Short() {
-		count = "300"
+		count = "60"
 	}
 	if s := os.Getenv(reuseVariable); s != "" {
 		count = s

@@ -513,12 +513,12 @@ func otherUIDRole(args []string) error {
 		cancel()
 		return fmt.Errorf("the CLI does not come to life: %w, %+v", err, <-result)
 	}
-	w.Close()
-	belowW.Close()
-	release.Close()
 	began := time.Now()
 	cancel()
 	e := <-result
+	w.Close()
+	belowW.Close()
+	release.Close()
 	eof := func(r *os.File, within time.Duration) error {
 		_ = r.SetReadDeadline(time.Now().Add(within))
 		_, err := r.Read(make([]byte, 1))

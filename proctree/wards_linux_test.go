@@ -32,7 +32,10 @@ func TestOnlyWards(t *testing.T) {
 		}
 	}
 	t.Logf("CURFEW_SEED=%d", seed)
-	rounds := "40"
+	rounds := "15"
+	if testing.Short() {
+		rounds = "6"
+	}
 	if s := os.Getenv("CURFEW_WARD_ROUNDS"); s != "" {
 		rounds = s
 	}

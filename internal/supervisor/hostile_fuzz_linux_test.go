@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -14,10 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostileStreams are about 200 scripts, the same in every run: the seeds of
-// FuzzServer, and changed ones.
-func hostileStreams() (all []serverSeed) {
-	const streams = 200
+// streamsVariable has how many hostile streams there are.
+const streamsVariable = "CURFEW_STREAMS"
+
+// hostileStreams are scripts, the same in every run: the seeds of FuzzServer, and
+// changed ones.
+func hostileStreams(t *testing.T) (all []serverSeed) {
+	streams := 90
+	if testing.Short() {
+		streams = 60
+	}
+	if s := os.Getenv(streamsVariable); s != "" {
+		var err error
+		if streams, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, seed := range serverSeeds() {
 		if seed.manner&late == 0 && len(all) < streams-40 {
 			all = append(all, seed)
@@ -44,7 +57,7 @@ func hostileStreams() (all []serverSeed) {
 func TestHostileStreams(t *testing.T) {
 	t.Parallel()
 	streams := make(chan int)
-	all := hostileStreams()
+	all := hostileStreams(t)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -142,6 +155,9 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 func TestHostileStreamsToTheGuard(t *testing.T) {
 	t.Parallel()
 	for i, input := range guardSeeds() {
+		if testing.Short() && i%4 != 0 {
+			continue
+		}
 		runtime.LockOSThread()
 		g, err := spawnGuard("")
 		runtime.UnlockOSThread()
