@@ -284,6 +284,38 @@ func TestStopCauses(t *testing.T) {
 	}
 }
 
+// The supervisor keeps the context's deadline too, and can be faster than its
+// timer: the context's cause holds all the same.
+func TestDeadlineBeforeItsTimer(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("the user left")
+	a := newAdapter(t)
+	for span := 200 * time.Millisecond; ; span *= 2 {
+		parent, cancel := context.WithCancelCause(t.Context())
+		ctx := &lateContext{parent, time.Now().Add(span)}
+		// Well after the supervisor has ended what it does by itself.
+		timer := time.AfterFunc(span+ackLimit/2, func() { cancel(cause) })
+		o, err := a.Invoke(ctx, sh("sleep "+tooLong))
+		timer.Stop()
+		cancel(nil)
+		if o.Status == outcome.NotStarted && span < patience {
+			continue // on a machine with much else to do
+		}
+		if o.Cause != outcome.CauseTimeout || !errors.Is(err, cause) {
+			t.Errorf("got %s, %s, %v", o.Status, o.Cause, err)
+		}
+		return
+	}
+}
+
+// lateContext has a deadline, and is done when its parent is.
+type lateContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c *lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
 func TestShutdownRefuses(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
@@ -589,15 +621,12 @@ func TestNeighbourIsUntouched(t *testing.T) {
 	wg.Wait()
 }
 
-// 200 runs of a CLI that ends exactly at its deadline: each outcome is
+// Many runs of a CLI that ends exactly at its deadline: each outcome is
 // consistent.
 func TestEndsAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
-	runs := 200
-	if testing.Short() {
-		runs = 20
-	}
+	runs := size(100, 20, 200)
 	var own, unknown int
 	for i := range runs {
 		c := Command{Path: "sleep", Args: []string{"0.02"}}
@@ -696,10 +725,7 @@ func TestShutdownJustBeforeTheRequest(t *testing.T) {
 // Stops at every moment of a start are stops: no supervisor is lost over them.
 func TestShutdownAtAnyMoment(t *testing.T) {
 	t.Parallel()
-	rounds := 60
-	if testing.Short() {
-		rounds = 10
-	}
+	rounds := size(30, 10, 60)
 	for i := range rounds {
 		a, err := New(Options{})
 		if err != nil {

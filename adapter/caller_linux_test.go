@@ -313,14 +313,10 @@ func measure() (u usage, err error) {
 	return u, nil
 }
 
-// 2000 invocations in a row, a third of which fail to start.
+// Many invocations in a row, a third of which fail to start.
 func TestInARow(t *testing.T) {
 	t.Parallel()
-	n := "2000"
-	if testing.Short() {
-		n = "200"
-	}
-	inRole(t, 5*time.Minute, "row", n)
+	inRole(t, 5*time.Minute, "row", size("1000", "200", "2000"))
 }
 
 func rowRole(args []string) error {
@@ -387,11 +383,7 @@ func flat(before, after usage, atOnce int) error {
 
 // 64 at once for some time.
 func TestManyAtOnce(t *testing.T) {
-	span := "10s"
-	if testing.Short() {
-		span = "1s"
-	}
-	inRole(t, 5*time.Minute, "crowd", span)
+	inRole(t, 5*time.Minute, "crowd", size("5s", "1s", "10s"))
 }
 
 func crowdRole(args []string) error {

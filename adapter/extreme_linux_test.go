@@ -33,6 +33,9 @@ func init() {
 
 // A fork bomb below a limit on tasks that the caller and its helpers share.
 func TestBomb(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what it tests is in other processes")
+	}
 	t.Run("limit of a cgroup", func(t *testing.T) {
 		limit, err := fixtures.NewTaskLimit(2000)
 		if err != nil {

@@ -342,10 +342,23 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 	}
 	f.ExitBeforeStop = f.Exit != nil && !f.Exit.AfterStop
 	v.collect()
-	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.ctx.Err() != nil {
+	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.pastDeadline() {
 		_, why.Cause = causeOf(v.ctx)
 	}
 	return v.end(f, why)
+}
+
+// pastDeadline reports whether the context is done. The supervisor can have been
+// faster than the timer of a context whose deadline has passed; that is waited for,
+// since the cause is the context's.
+func (v *invocation) pastDeadline() bool {
+	if at, ok := v.ctx.Deadline(); ok && !time.Now().Before(at) {
+		select {
+		case <-v.ctx.Done():
+		case <-time.After(ackLimit): // a context that does not keep its word
+		}
+	}
+	return v.ctx.Err() != nil
 }
 
 // late reports whether the supervisor has not said in time what it had to. The

@@ -20,6 +20,9 @@ const killsVariable = "CURFEW_KILLS"
 //
 // It is not parallel to other tests: it keeps the machine busy by itself.
 func TestKills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what it tests is in other processes")
+	}
 	losses := []ending{supervisorKilled, guardKilled, bothKilled, callerKilled, callerAndHelper}
 	each := 0
 	if v := os.Getenv(killsVariable); v != "" {
@@ -31,7 +34,7 @@ func TestKills(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed(t), 0))
 	var cases []treeCase
 	for _, f := range fixtures.All() {
-		if f.NeedsTaskLimit || testing.Short() && !slices.Contains(mechanisms, f.Name) || f.Name == killsSupervisor {
+		if f.NeedsTaskLimit || f.Name == killsSupervisor {
 			continue // that one has its supervisor lost in TestPromise
 		}
 		for range max(each, 1) {

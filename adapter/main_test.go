@@ -21,6 +21,18 @@ var roles = map[string]func(args []string) error{}
 
 const roleVar = "ADAPTER_TEST_ROLE"
 
+// size returns how much a test does: usually, when it is to be short, and when
+// CURFEW_LONG is set, on a machine that does nothing else.
+func size[V any](usual, short, long V) V {
+	switch {
+	case os.Getenv("CURFEW_LONG") != "":
+		return long
+	case testing.Short():
+		return short
+	}
+	return usual
+}
+
 func TestMain(m *testing.M) {
 	fixtures.Main()
 	if name := os.Getenv(roleVar); name != "" {

@@ -21,6 +21,9 @@ const stormsVariable = "CURFEW_STORMS"
 // Many processes, and some that are never the same for long, are proven to be gone
 // within the bound, with and without a cgroup.
 func TestStorms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what it tests is in other processes")
+	}
 	full := os.Getenv(stormsVariable) != ""
 	for i, s := range []struct {
 		fixture, few, many string
