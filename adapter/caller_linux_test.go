@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -423,6 +424,9 @@ func crowdRole(args []string) error {
 			}
 		}
 	}
+	if err := all64(a); err != nil {
+		return err
+	}
 	round(span / 5)
 	if before, err = measure(); err != nil {
 		return err
@@ -445,6 +449,41 @@ func crowdRole(args []string) error {
 		return fmt.Errorf("a child is left after Shutdown: %v", err)
 	}
 	return nil
+}
+
+// all64 has as many CLIs run at the same moment, so that there are as many helpers.
+func all64(a *Adapter) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	defer w.Close()
+	var up atomic.Int32
+	var wg sync.WaitGroup
+	failed := make(chan error, 64)
+	for range 64 {
+		wg.Go(func() {
+			c := sh("echo up; read x")
+			c.Stdin = r
+			c.Stdout = onWrite(func() {
+				if up.Add(1) == 64 {
+					_, _ = w.WriteString(strings.Repeat("\n", 64))
+				}
+			})
+			c.Timeout = patience
+			if _, err := a.Invoke(context.Background(), c); err != nil {
+				failed <- err
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
 }
 
 // With both helpers killed the leader dies with its supervisor and the rest is
