@@ -709,7 +709,7 @@ func TestShutdownJustBeforeTheRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := run(t, a, Command{Path: "touch", Args: []string{ran}})
+	o, err := run(t, a, sh("echo >"+ran+"; exec sleep "+tooLong))
 	if o.Cause != outcome.CauseShutdown || o.Cleanup.HelperLost || !errors.Is(err, ErrShutdown) {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
 	}
@@ -830,8 +830,7 @@ func TestRestIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &drain{pipe: pipe, keep: &keeper{limit: 100}, done: make(chan struct{})}
-	_ = pipe.SetReadDeadline(time.Unix(1, 0)) // so that no Read gets anything
-	go d.run()
+	// Its goroutine gets no turn: here it is not even started.
 	incomplete, abandoned := d.finish(time.Now())
 	if b, s := d.result(); string(b) != "all of it" || s.Seen != 9 || !incomplete || abandoned {
 		t.Errorf("%q, %+v, incomplete %v, abandoned %v", b, s, incomplete, abandoned)
