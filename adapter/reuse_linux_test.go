@@ -411,23 +411,27 @@ func (r *reuse) fail(err error) {
 	r.problem = errors.Join(r.problem, err)
 }
 
+// startRole starts a role that is talked to.
+func startRole(name string) (cmd *exec.Cmd, in io.WriteCloser, out io.ReadCloser, err error) {
+	cmd = exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"="+name)
+	cmd.Stderr = os.Stderr
+	if in, err = cmd.StdinPipe(); err != nil {
+		return nil, nil, nil, err
+	}
+	if out, err = cmd.StdoutPipe(); err != nil {
+		return nil, nil, nil, err
+	}
+	return cmd, in, out, cmd.Start()
+}
+
 func reuseRole(args []string) error {
 	target, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
 	}
-	flock := exec.Command(os.Args[0])
-	flock.Env = append(os.Environ(), roleVar+"=flock")
-	flock.Stderr = os.Stderr
-	stdin, err := flock.StdinPipe()
+	flock, stdin, stdout, err := startRole("flock")
 	if err != nil {
-		return err
-	}
-	stdout, err := flock.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := flock.Start(); err != nil {
 		return err
 	}
 	r := &reuse{dir: args[0], target: target, trees: map[string]int{}, free: map[int]bool{}}
@@ -737,18 +741,8 @@ func takeoverRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	successors := exec.Command(os.Args[0])
-	successors.Env = append(os.Environ(), roleVar+"=successors")
-	successors.Stderr = os.Stderr
-	in, err := successors.StdinPipe()
+	successors, in, pipe, err := startRole("successors")
 	if err != nil {
-		return err
-	}
-	pipe, err := successors.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := successors.Start(); err != nil {
 		return err
 	}
 	out := bufio.NewReader(pipe)

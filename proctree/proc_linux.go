@@ -47,7 +47,7 @@ const forkNoExec = 0x40
 // namespace every number is a stranger's.
 func (p *procfs) open() {
 	p.fd = -1
-	fd, err := openFile("/proc", unix.O_PATH|unix.O_DIRECTORY)
+	fd, err := OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
 	}
@@ -69,8 +69,8 @@ func (p *procfs) open() {
 	}
 }
 
-// openFile opens a file close-on-exec.
-func openFile(path string, flags int) (int, error) {
+// OpenFile opens a file close-on-exec, however often a signal interrupts that.
+func OpenFile(path string, flags int) (int, error) {
 	for {
 		fd, errno := -1, fault.At(fault.Open)
 		err := error(errno)

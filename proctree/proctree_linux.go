@@ -138,7 +138,7 @@ func open(wards bool) (*Tree, error) {
 		}
 	}
 	var err error
-	if t.root, err = openFile("/", unix.O_PATH|unix.O_DIRECTORY); err != nil {
+	if t.root, err = OpenFile("/", unix.O_PATH|unix.O_DIRECTORY); err != nil {
 		return nil, os.NewSyscallError("open /", err)
 	}
 	if t.orders, err = eventfd(0); err != nil {

@@ -63,13 +63,13 @@ func serveGuard() {
 		g.callerPID, g.exe = os.Args[1], os.Args[2]
 	}
 	if g.tree, err = proctree.OpenForWards(); err == nil {
-		g.root, err = openFile("/", unix.O_PATH)
+		g.root, err = proctree.OpenFile("/", unix.O_PATH)
 	}
 	if err != nil {
 		_ = sendOn(controlFD, failed(err), nil)
 		return
 	}
-	if g.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
+	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		g.null = g.root // gives and takes nothing either
 	}
 	state, err := readState(unix.Gettid())

@@ -152,7 +152,7 @@ func newHelper(exe string, socket int) *Helper {
 
 // nullDescriptor opens something that gives and takes nothing.
 func nullDescriptor() int {
-	fd, err := openFile("/dev/null", unix.O_RDWR)
+	fd, err := proctree.OpenFile("/dev/null", unix.O_RDWR)
 	if err != nil {
 		// A root directory without /dev.
 		fd, _ = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)

@@ -95,7 +95,7 @@ func serve() {
 		s.send(failed(err))
 		return
 	}
-	if s.null, err = openFile("/dev/null", unix.O_RDWR); err != nil {
+	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		s.null = -1
 	}
 	s.state, err = readState(unix.Gettid())

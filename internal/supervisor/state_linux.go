@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/proctree"
 )
 
 const (
@@ -155,7 +156,7 @@ func realAndEffective(ids []byte) string {
 
 // readSmall reads a file of /proc whole; it must fit into buf.
 func readSmall(path string, buf []byte) ([]byte, error) {
-	fd, err := openFile(path, unix.O_RDONLY)
+	fd, err := proctree.OpenFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -185,22 +186,9 @@ func readSmall(path string, buf []byte) ([]byte, error) {
 	return nil, fmt.Errorf("supervisor: %s is larger than %d bytes", path, len(buf))
 }
 
-// openFile opens a file close-on-exec.
-func openFile(path string, flags int) (int, error) {
-	for {
-		fd, err := -1, error(fault.At(fault.Open))
-		if err == syscall.Errno(0) {
-			fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
-		}
-		if err != unix.EINTR {
-			return fd, err
-		}
-	}
-}
-
 // readSmallPart reads the beginning of a file, as much as fits into buf.
 func readSmallPart(path string, buf []byte) ([]byte, error) {
-	fd, err := openFile(path, unix.O_RDONLY)
+	fd, err := proctree.OpenFile(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
