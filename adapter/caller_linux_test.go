@@ -30,6 +30,7 @@ func init() {
 	roles["ignores"] = ignoresRole
 	roles["row"] = rowRole
 	roles["crowd"] = crowdRole
+	roles["too many sent"] = tooManySentRole
 }
 
 // inRole runs a role in a process of its own and fails with what it says.
@@ -516,4 +517,74 @@ func TestBothHelpersAreKilled(t *testing.T) {
 	if o, err := run(t, a, sh("exit 0")); err != nil {
 		t.Errorf("afterwards: %s, %v", o.Status, err)
 	}
+}
+
+// The descriptors that all processes of a user have sent, and nobody has received
+// yet, are counted together. Another program's are no reason not to start ours.
+func TestTooManySent(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("to be a user whose other programs are not disturbed takes root")
+	}
+	dir := publicDir(t)
+	const ofItsOwn = 61234
+	cmd := exec.CommandContext(t.Context(), copyOfTheTest(t, dir))
+	cmd.Env, cmd.Dir = append(os.Environ(), roleVar+"=too many sent", "TMPDIR="+dir), dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ofItsOwn, Gid: ofItsOwn}}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func tooManySentRole([]string) error {
+	const most = 64
+	limit := unix.Rlimit{Cur: most, Max: most}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	a, err := New(Options{NoCgroup: true})
+	if err != nil {
+		return err
+	}
+	defer a.Shutdown(context.Background())
+	for range 5 { // with new helpers, and with those that there are
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		for sent := 0; ; sent++ {
+			err := unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(0), nil, unix.MSG_DONTWAIT)
+			if err == unix.ETOOMANYREFS {
+				break
+			} else if err != nil || sent > 4*most {
+				return fmt.Errorf("after %d descriptors: %v", sent, err)
+			}
+			if sent%8 == 7 { // the queue of a socket is short
+				other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(other[1])
+				unix.Close(pair[0])
+				defer unix.Close(pair[1])
+				pair = other
+			}
+		}
+		result := make(chan error, 1)
+		go func() {
+			_, err := a.Invoke(context.Background(), Command{Path: "true"})
+			result <- err
+		}()
+		select {
+		case err = <-result:
+			return fmt.Errorf("it ended although nothing more could be sent: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		unix.Close(pair[0])
+		unix.Close(pair[1])
+		if err := <-result; err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -45,7 +45,7 @@ var plausible = [calls][]syscall.Errno{
 	ForkExec:   {syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE},
 	Mkdirat:    {syscall.EACCES, syscall.EROFS, syscall.ENOSPC},
 	Poll:       {syscall.EINTR, syscall.ENOMEM},
-	Sendmsg:    {syscall.EINTR, syscall.EAGAIN},
+	Sendmsg:    {syscall.EINTR, syscall.EAGAIN, syscall.ETOOMANYREFS},
 	Recvmsg:    {syscall.EINTR, syscall.EAGAIN, 0},
 	Socketpair: {syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM},
 }

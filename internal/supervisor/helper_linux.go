@@ -373,13 +373,29 @@ func (h *Helper) tellWith(m *message, files []int) error {
 	return h.write(frame, files)
 }
 
-// write sends the frame and, with its first bytes, the descriptors.
+// write sends the frame and, with its first bytes, the descriptors. It blocks no
+// longer than until the write deadline.
 func (h *Helper) write(frame []byte, fds []int) error {
 	raw, err := h.conn.SyscallConn()
 	if err != nil {
 		return err
 	}
-	var failed error
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		var failed error
+		if frame, fds, failed, err = writeSome(raw, frame, fds); failed != unix.ETOOMANYREFS || err != nil {
+			return errors.Join(failed, err)
+		}
+		// What all processes of our user have sent and nobody has received yet is
+		// more than we may have open: theirs, and it passes.
+		if past := raw.Write(func(uintptr) bool { return true }); past != nil {
+			return errors.Join(os.NewSyscallError("sendmsg", failed), past)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// writeSome sends what can be sent, and returns what is left.
+func writeSome(raw syscall.RawConn, frame []byte, fds []int) (_ []byte, _ []int, failed, err error) {
 	err = raw.Write(func(fd uintptr) bool {
 		for len(frame) > 0 {
 			part, some := frame, fds
@@ -398,6 +414,9 @@ func (h *Helper) write(frame []byte, fds []int) error {
 				continue
 			case err == unix.EAGAIN:
 				return false
+			case err == unix.ETOOMANYREFS:
+				failed = err
+				return true
 			case err != nil:
 				failed = os.NewSyscallError("sendmsg", err)
 				return true
@@ -406,7 +425,7 @@ func (h *Helper) write(frame []byte, fds []int) error {
 		}
 		return true
 	})
-	return errors.Join(failed, err)
+	return frame, fds, failed, err
 }
 
 // Kill ends the helper itself. It is for one that does not answer: what it held

@@ -734,6 +734,9 @@ func sendOn(fd int, m *message, files []int) error {
 		case err == unix.EAGAIN && time.Now().Before(end):
 			wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, end)
 			err = nil
+		case err == unix.ETOOMANYREFS && time.Now().Before(end):
+			wait(nil, time.Now().Add(time.Millisecond)) // see Helper.write
+			err = nil
 		}
 		if n > 0 {
 			frame, oob = frame[n:], nil
