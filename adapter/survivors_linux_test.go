@@ -327,6 +327,14 @@ func TestFrozenMember(t *testing.T) {
 		result := invokeAsync(ctx, a, c)
 		below.says("below")
 		whole.says("frozen")
+		if plain {
+			// Where it sleeps already it stays when it is frozen.
+			for end := time.Now().Add(patience); !sleepsIn(t, freezer); time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("it does not come to sleep")
+				}
+			}
+		}
 		if err := os.WriteFile(state, []byte("FROZEN"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -357,6 +365,21 @@ func TestFrozenMember(t *testing.T) {
 		}
 		whole.isFree(patience)
 	}
+}
+
+// sleepsIn reports whether the one process in a cgroup is asleep as the program
+// "sleep".
+func sleepsIn(t *testing.T, group string) bool {
+	t.Helper()
+	pid, err := os.ReadFile(filepath.Join(group, "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wchan, err := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/wchan")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(wchan), "nanosleep")
 }
 
 // A member that waits in the kernel and cannot be killed, here for a frozen file

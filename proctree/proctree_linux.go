@@ -912,7 +912,7 @@ func (t *Tree) reason(m Member) string {
 		// Where it waits in the kernel; 0 if we have no right to know.
 		where := t.file(m.PID, "/wchan")
 		switch {
-		case strings.Contains(where, "refrigerator"):
+		case strings.Contains(where, "refrigerator"), freezerIsOn(t.file(m.PID, "/cgroup")):
 			return "frozen: SIGKILL acts when it is thawed"
 		case where == "" || where == "0":
 			return "uninterruptible or frozen: SIGKILL is pending"
@@ -920,6 +920,27 @@ func (t *Tree) reason(m Member) string {
 		return "uninterruptible in " + where + ": SIGKILL is pending"
 	}
 	return "SIGKILL has not taken effect yet"
+}
+
+// freezerIsOn reports whether one of the cgroups in the content of a
+// /proc/PID/cgroup is frozen. Since Linux 6.1 the freezer of cgroup v1 leaves who
+// sleeps where it is, so that the place alone does not tell. What cgroup v2
+// freezes can be killed.
+func freezerIsOn(cgroups string) bool {
+	for line := range strings.Lines(cgroups) {
+		_, named, _ := strings.Cut(line, ":")
+		if path, ok := strings.CutPrefix(strings.TrimSpace(named), "freezer:"); ok {
+			fd, err := OpenFile("/sys/fs/cgroup/freezer"+path+"/freezer.state", unix.O_RDONLY)
+			if err != nil {
+				return false
+			}
+			defer closeFD(fd)
+			var b [2]byte
+			n, _ := unix.Read(fd, b[:])
+			return string(b[:max(n, 0)]) == "FR" // FROZEN, or FREEZING
+		}
+	}
+	return false
 }
 
 // file reads a small file in the directory of pid; "" if it cannot be read.
