@@ -24,7 +24,7 @@ type Facts struct {
 	ExitBeforeStop bool
 
 	// StopCause is the cause of the first stop request: CauseTimeout,
-	// CauseCanceled, CauseShutdown, CauseOutputLimit, CauseHostLost, or
+	// CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseHostLost, or
 	// CauseSupervisorLost if the loss was what came first. Empty if there was
 	// none. CauseExit, for the ladder that ends leftovers, counts as none.
 	StopCause Cause
@@ -80,7 +80,7 @@ func Decide(f Facts) (Status, Cause, *Exit) {
 		return Succeeded, CauseExit, exit
 	case known && !exit.AfterStop && over:
 		return Failed, CauseExit, exit
-	case known && f.SessionStop && f.StopBegan && (f.StopCause == CauseCanceled || f.StopCause == CauseShutdown):
+	case known && f.SessionStop && f.StopBegan && (f.StopCause == CauseCanceled || f.StopCause == CauseShutdown || f.StopCause == CauseIdle):
 		return Stopped, f.StopCause, exit
 	case f.requested():
 		return Unknown, f.StopCause, exit
@@ -103,7 +103,7 @@ func (f Facts) notStartedCause() Cause {
 // requested reports whether StopCause is the cause of a stop request.
 func (f Facts) requested() bool {
 	switch f.StopCause {
-	case CauseTimeout, CauseCanceled, CauseShutdown, CauseOutputLimit, CauseSupervisorLost, CauseHostLost:
+	case CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost:
 		return true
 	}
 	return false

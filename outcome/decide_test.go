@@ -157,6 +157,9 @@ func TestDecide(t *testing.T) {
 		{"session: stopped by a shutdown",
 			Facts{ExecSeen: true, Exit: code(0), SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
 			Stopped, CauseShutdown, afterStop(code(0))},
+		{"session: nobody used it",
+			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseIdle, StopBegan: true},
+			Stopped, CauseIdle, afterStop(death(15))},
 		{"session: asked to stop, and no exit seen",
 			Facts{ExecSeen: true, SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
 			Unknown, CauseShutdown, nil},
@@ -227,7 +230,7 @@ func allFacts(f func(Facts)) {
 	exits := []*Exit{nil, code(0), code(3), code(255), death(15), death(9),
 		{Code: -1, Signal: 6, CoreDumped: true}, {AfterStop: true},
 		code(-1), code(256), {Signal: 9}, {Code: 3, Signal: 9}, {CoreDumped: true}, {Code: -1, Signal: -9}}
-	causes := []Cause{"", CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseOutputLimit,
+	causes := []Cause{"", CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit,
 		CauseSupervisorLost, CauseHostLost, CauseStartFailed, "boredom"}
 	for bits := range 1 << 10 {
 		facts := Facts{}
@@ -273,7 +276,7 @@ func TestDecideInvariants(t *testing.T) {
 		case Stopped:
 			check(f.SessionStop && f.StopBegan, "stopped only if a session's owner asked for it")
 			check(exit != nil, "stopped only if it ended")
-			check(cause == CauseCanceled || cause == CauseShutdown, "stopped only by its owner")
+			check(cause == CauseCanceled || cause == CauseShutdown || cause == CauseIdle, "stopped only by its owner")
 		case Unknown:
 			check(cause != CauseExit && cause != CauseStartFailed, "unknown has the cause of a stop or a loss")
 		default:

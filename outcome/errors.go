@@ -160,7 +160,7 @@ type Why struct {
 	// Cause is context.Cause of the context whose end was the stop request, or
 	// the error for a shutdown. It has to be read when the request is made: the
 	// context can end later while a stop for another cause is under way. Used
-	// with CauseCanceled, CauseTimeout and CauseShutdown.
+	// with CauseCanceled, CauseTimeout, CauseShutdown and CauseIdle.
 	Cause error
 	// Detail is what is known besides, for example how the supervisor was
 	// lost. Used with all other causes of a stop.
@@ -239,6 +239,8 @@ func (w Why) cause(c Cause) (string, []error) {
 		}
 	case CauseShutdown:
 		text, detail = "shut down", w.Cause
+	case CauseIdle:
+		text, detail = "idle", w.Cause
 	case CauseOutputLimit:
 		text = "output limit reached"
 	case CauseSupervisorLost:
@@ -290,6 +292,40 @@ func (o *Outcome) recalled(text string) error {
 		e.errs = append(e.errs, context.DeadlineExceeded)
 	}
 	return e
+}
+
+// CleanupError says that the tree of an invocation is not shown to be gone. It
+// is what the end of a session, of an owner's work or of an Adapter returns, whose
+// outcomes alone would not tell.
+type CleanupError struct {
+	ID      string
+	Program string // as the caller named it
+	Cleanup Cleanup
+}
+
+func (e *CleanupError) Error() string {
+	s := prefix(e.Program) + "not shown to be gone"
+	for i, v := range e.Cleanup.Survivors {
+		const enough = 3
+		if i == enough {
+			return s + fmt.Sprintf("; and %d more", len(e.Cleanup.Survivors)-enough)
+		}
+		s += fmt.Sprintf("; process %d (%s) is alive: %s", v.PID, word(v.Name), line(v.Reason))
+	}
+	if e.Cleanup.Result == Unverified {
+		s += ": those who watched it were lost"
+	}
+	return s
+}
+
+// Err returns a *CleanupError if the tree is neither gone nor left alive by
+// request, and nil otherwise.
+func (c Cleanup) Err(id, program string) error {
+	switch c.Result {
+	case Survivors, Unverified:
+		return &CleanupError{ID: id, Program: program, Cleanup: c}
+	}
+	return nil
 }
 
 // String returns, for example, "exit code 3" or "death by SIGSEGV, core

@@ -62,6 +62,8 @@ func TestSetErr(t *testing.T) {
 			"curfew: sleep: outcome unknown: timed out (exit code 0 seen, but the invocation was not over)", []error{ErrUnknown, context.DeadlineExceeded}},
 		{"unknown: shut down", Outcome{Status: Unknown, Cause: CauseShutdown}, Why{Program: "sleep"},
 			"curfew: sleep: outcome unknown: shut down", []error{ErrUnknown}},
+		{"unknown: idle", Outcome{Status: Unknown, Cause: CauseIdle}, Why{Program: "sleep", Cause: errUser},
+			"curfew: sleep: outcome unknown: idle: the user pressed stop", []error{ErrUnknown, errUser}},
 		{"unknown: output limit, then canceled", Outcome{Status: Unknown, Cause: CauseOutputLimit}, Why{Program: "sleep", Cause: context.Canceled},
 			"curfew: sleep: outcome unknown: output limit reached", []error{ErrUnknown}},
 		{"unknown: supervisor lost", Outcome{Status: Unknown, Cause: CauseSupervisorLost}, Why{Program: "sleep", Detail: errors.New("no answer\nfor 1s")},
@@ -109,6 +111,40 @@ func TestSetErr(t *testing.T) {
 }
 
 // What Decide returns, SetErr has an error for, in one line.
+func TestCleanupError(t *testing.T) {
+	t.Parallel()
+	alive := func(n int) (list []Survivor) {
+		for i := range n {
+			list = append(list, Survivor{Process: Process{PID: 100 + i, Name: "x y\n"}, Reason: "operation not permitted"})
+		}
+		return list
+	}
+	for _, tt := range []struct {
+		cleanup Cleanup
+		want    string
+	}{
+		{Cleanup{}, ""},
+		{Cleanup{Result: Empty}, ""},
+		{Cleanup{Result: Left}, ""},
+		{Cleanup{Result: Unverified}, "curfew: srv: not shown to be gone: those who watched it were lost"},
+		{Cleanup{Result: Survivors, Survivors: alive(1)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted`},
+		{Cleanup{Result: Survivors, Survivors: alive(5)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted` +
+			`; process 101 ("x y\n") is alive: operation not permitted; process 102 ("x y\n") is alive: operation not permitted; and 2 more`},
+	} {
+		err := tt.cleanup.Err("7", "srv")
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.cleanup.Result, got, tt.want)
+		}
+		if e := (*CleanupError)(nil); err != nil && (!errors.As(err, &e) || e.ID != "7") {
+			t.Errorf("%v is no CleanupError of 7", err)
+		}
+	}
+}
+
 func TestSetErrTakesWhatDecideReturns(t *testing.T) {
 	t.Parallel()
 	type result struct {

@@ -287,7 +287,7 @@ func (o *Outcome) UnmarshalJSON(data []byte) error {
 	n := Outcome{
 		ID:     j.ID,
 		Status: oneOf(&r, "status", j.Status, NotStarted, Succeeded, Failed, Unknown, Stopped),
-		Cause: oneOf(&r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown,
+		Cause: oneOf(&r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle,
 			CauseOutputLimit, CauseSupervisorLost, CauseHostLost, CauseStartFailed),
 		Exit:   r.exit(j.Exit),
 		Stdout: r.bytes("stdout", j.Stdout, j.StdoutBase64),
@@ -356,7 +356,7 @@ func (r *reader) consistent(o Outcome, hasError bool) {
 		}
 	case Stopped:
 		switch {
-		case o.Cause != CauseCanceled && o.Cause != CauseShutdown:
+		case o.Cause != CauseCanceled && o.Cause != CauseShutdown && o.Cause != CauseIdle:
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
 		case o.Exit == nil:
 			r.refuse("exit", "missing, with the status %s", o.Status)

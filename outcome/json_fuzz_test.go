@@ -78,7 +78,7 @@ func (m *maker) outcome() Outcome {
 	o := Outcome{
 		ID:     m.text(),
 		Status: pickOf(m, NotStarted, Succeeded, Failed, Unknown, Stopped, ""),
-		Cause: pickOf(m, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseOutputLimit, CauseSupervisorLost, CauseHostLost,
+		Cause: pickOf(m, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost,
 			CauseStartFailed, "no such"),
 		Stdout: m.bytes(), Stderr: m.bytes(),
 		Output: Output{
@@ -229,7 +229,7 @@ func doubtful(o Outcome) string {
 	case Failed:
 		ok = own && e.Code != 0
 	case Stopped:
-		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown) && o.Err == nil
+		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && o.Err == nil
 	case NotStarted:
 		ok = e == nil && o.Cause != CauseExit && o.Cause != "no such"
 	case Unknown:

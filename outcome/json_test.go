@@ -130,7 +130,7 @@ func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
 	for _, b := range f.bools() {
 		*b = r.Intn(2) == 0
 	}
-	causes := []Cause{"", CauseTimeout, CauseCanceled, CauseShutdown, CauseOutputLimit, CauseSupervisorLost, CauseHostLost}
+	causes := []Cause{"", CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost}
 	f.StopCause = causes[r.Intn(len(causes))]
 	f.Exit = []*Exit{nil, code(0), code(r.Intn(256)), death(1 + r.Intn(127)), {Code: -1, Signal: 6, CoreDumped: true}}[r.Intn(5)]
 

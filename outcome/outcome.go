@@ -32,8 +32,9 @@ type Cause string
 const (
 	CauseExit           Cause = "exit"            // the leader ended by itself
 	CauseTimeout        Cause = "timeout"         // the command's timeout or the context's deadline
-	CauseCanceled       Cause = "canceled"        // the context was canceled
+	CauseCanceled       Cause = "canceled"        // the context was canceled, or Session.Stop called
 	CauseShutdown       Cause = "shutdown"        // the adapter was shut down, or the owner stopped
+	CauseIdle           Cause = "idle"            // a session without traffic for its idle time
 	CauseOutputLimit    Cause = "output_limit"    // more output than was allowed
 	CauseSupervisorLost Cause = "supervisor_lost" // the helper died, hung or broke the protocol
 	CauseHostLost       Cause = "host_lost"       // the caller died
