@@ -19,8 +19,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"curfew/internal/supervisor"
 	"curfew/outcome"
@@ -39,6 +41,11 @@ type Options struct {
 	// ends storms of processes faster, and those that run as another user. Nothing
 	// that is promised needs it.
 	NoCgroup bool
+	// IdleTimeout ends sessions without traffic: when for so long nothing was
+	// written to the stdin or read from the stdout of one, and no Write is under
+	// way. 0 is never. What a server works on does not count, so it must be longer
+	// than the longest answer takes.
+	IdleTimeout time.Duration
 	// Logger, if not nil, gets one line when an invocation starts and one when
 	// it ends. Never arguments, environment, input or output.
 	Logger *slog.Logger
@@ -52,10 +59,15 @@ type Adapter struct {
 
 	noCgroup bool
 
-	mu      sync.Mutex
-	running map[*invocation]struct{}
-	closed  bool
-	idle    chan struct{} // made by Shutdown, closed when nothing runs any more
+	idleTimeout time.Duration
+
+	mu sync.Mutex
+	// Everything that was registered before anything of it could run, until it is
+	// shown to be gone: what is running, and what ended without that proof.
+	running  map[*invocation]struct{}
+	unproven map[*invocation]struct{}
+	down     chan struct{} // made by Shutdown, closed when that is complete; then:
+	downErr  error
 }
 
 // ErrShutdown is the cause of what an Adapter refuses or ends after Shutdown.
@@ -67,9 +79,12 @@ func New(o Options) (*Adapter, error) {
 	if err := supervisor.Check(o.Supervisor); err != nil {
 		return nil, err
 	}
+	if o.IdleTimeout < 0 {
+		return nil, fmt.Errorf("adapter: Options.IdleTimeout %v is negative; 0 means none", o.IdleTimeout)
+	}
 	return &Adapter{
 		pool: supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
-		log:  o.Logger, noCgroup: o.NoCgroup,
+		log:  o.Logger, noCgroup: o.NoCgroup, idleTimeout: o.IdleTimeout,
 	}, nil
 }
 
@@ -89,7 +104,7 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 
 // Invoke runs c and blocks until nothing of it is left, or until it is known
 // and reported that something is. From the end of ctx it takes at most
-// c.Stop.Bound().
+// c.Bound().
 //
 // The outcome is always complete. The error beside it states the same fact: it
 // is nil if the command succeeded, and otherwise outcome.ErrNotStarted (with an
@@ -102,61 +117,153 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 func (a *Adapter) Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 	v := newInvocation(a, ctx, c)
 	if !a.register(v) {
-		return v.notStarted(outcome.CauseShutdown, outcome.Why{Cause: ErrShutdown})
+		v.notStarted(outcome.CauseShutdown, outcome.Why{Cause: ErrShutdown})
+		return v.outcome, v.outcome.Err
 	}
 	defer a.unregister(v)
 	return v.invoke()
 }
 
+// register has v ended by a Shutdown from now on. False if there was one
+// already: then v must not begin.
 func (a *Adapter) register(v *invocation) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed {
+	if a.down != nil {
 		return false
 	}
 	if a.running == nil {
-		a.running = map[*invocation]struct{}{}
+		a.running, a.unproven = map[*invocation]struct{}{}, map[*invocation]struct{}{}
 	}
 	a.running[v] = struct{}{}
 	return true
 }
 
+// unregister takes note that v is over, and lets go of it if nothing is left of
+// it.
 func (a *Adapter) unregister(v *invocation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.running, v)
-	if a.closed && len(a.running) == 0 {
-		close(a.idle)
+	if v.cleanupErr() != nil {
+		a.unproven[v] = struct{}{}
 	}
+	close(v.done)
 }
 
-// Shutdown refuses new invocations, ends the running ones all at once, waits
-// for them, and releases the helpers. If ctx ends before they have, Shutdown
-// returns its cause, and they go on ending. It is idempotent.
-func (a *Adapter) Shutdown(ctx context.Context) error {
+// proven lets go of what has turned out to be gone.
+func (a *Adapter) proven(v *invocation) {
 	a.mu.Lock()
-	if !a.closed {
-		a.closed, a.idle = true, make(chan struct{})
-		if len(a.running) == 0 {
-			close(a.idle)
+	defer a.mu.Unlock()
+	delete(a.unproven, v)
+}
+
+// StopOwner ends what was started with the given Command.Owner, sessions and
+// invocations, all at once and each as its StopPolicy says, and nothing else.
+// What that owner starts meanwhile is not ended. It blocks until all of it is
+// over, at most for the longest Bound among them and one more try where
+// something is not shown to be gone, and returns how they ended. If ctx ends
+// before, StopOwner returns its cause with the outcomes that there are, and they
+// go on ending.
+//
+// The error joins an *outcome.CleanupError for each that is not shown to be gone.
+func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcome, error) {
+	running, unproven := a.registered(func(v *invocation) bool { return v.cmd.Owner == owner })
+	err := a.end(ctx, running, unproven, ErrOwnerStopped)
+	var outcomes []outcome.Outcome
+	for _, v := range running {
+		select {
+		case <-v.done:
+			outcomes = append(outcomes, v.outcome)
+		default: // ctx has ended before it
 		}
 	}
-	running := make([]*invocation, 0, len(a.running))
+	return outcomes, err
+}
+
+// registered returns what is running, and what has ended without a proof that it
+// is gone.
+func (a *Adapter) registered(is func(*invocation) bool) (running, unproven []*invocation) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for v := range a.running {
-		running = append(running, v)
+		if is(v) {
+			running = append(running, v)
+		}
+	}
+	for v := range a.unproven {
+		if is(v) {
+			unproven = append(unproven, v)
+		}
+	}
+	return running, unproven
+}
+
+// end ends all at once, and waits for them. It goes on after a failure, and tries
+// once more with what failed.
+func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why error) error {
+	errs := make(chan error)
+	for _, v := range running {
+		go func() {
+			v.shut(why)
+			select {
+			case <-v.done:
+				errs <- v.awaitGone(ctx)
+			case <-ctx.Done():
+				errs <- context.Cause(ctx)
+			}
+		}()
+	}
+	for _, v := range unproven {
+		go func() { errs <- v.awaitGone(ctx) }()
+	}
+	var all []error
+	late := false
+	for range len(running) + len(unproven) {
+		err := <-errs
+		if ctx.Err() != nil && err == context.Cause(ctx) {
+			late = true // which is said once
+			continue
+		}
+		all = append(all, err)
+	}
+	if late {
+		all = append(all, context.Cause(ctx))
+	}
+	return errors.Join(all...)
+}
+
+// Shutdown refuses new work, ends everything that is running all at once, waits
+// for it, tries once more where something is not shown to be gone, and releases
+// the helpers. What is being stopped already, by Stop or for want of traffic, is
+// waited for and not stopped again; what has ended is not touched. It blocks at
+// most for the longest Bound of all and that one more try. If ctx ends before,
+// Shutdown returns its cause, and it goes on without the caller. The error joins
+// an *outcome.CleanupError for each that is not shown to be gone.
+//
+// It may be called again, and from several goroutines: there is one shutdown, for
+// which all wait.
+func (a *Adapter) Shutdown(ctx context.Context) error {
+	a.mu.Lock()
+	first := a.down == nil
+	if first {
+		a.down = make(chan struct{})
 	}
 	a.mu.Unlock()
-
-	for _, v := range running {
-		go v.stop(outcome.CauseShutdown, ErrShutdown)
+	if first {
+		running, unproven := a.registered(func(*invocation) bool { return true })
+		go func() {
+			defer close(a.down)
+			a.downErr = a.end(context.Background(), running, unproven, ErrShutdown)
+			a.pool.Close()
+		}()
 	}
 	select {
-	case <-a.idle:
+	case <-a.down:
+		return a.downErr
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	a.pool.Close()
-	return nil
 }
 
 func newID() string { return rand.Text() }

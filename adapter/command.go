@@ -59,6 +59,8 @@ type Command struct {
 	// head and its tail, half and half. 0 means DefaultMaxOutput, negative
 	// means none.
 	MaxOutput int64
+	// Owner is a label for StopOwner; "" is one too.
+	Owner string
 	// OutputLimit stops the invocation once the CLI has written more than this
 	// many bytes to those of Stdout and Stderr that are not files; 0 is no
 	// limit.
@@ -102,14 +104,14 @@ const (
 // negative duration means no time at all, so that Grace: -1 kills at once.
 type StopPolicy struct {
 	Signal     syscall.Signal // default SIGTERM
-	StdinGrace time.Duration  // default none
+	StdinGrace time.Duration  // default none; 2 s for a session
 	Grace      time.Duration  // default 3 s
 	KillWait   time.Duration  // default 2 s
 	// Drain is how long the output is read on when the tree is empty and
 	// something outside it still holds a pipe. Default 1 s.
 	Drain time.Duration
 	// Linger is how long leftovers that hold one of the CLI's files may go on
-	// after the leader exited by itself. Default 1 s.
+	// after the leader exited by itself. Default 1 s; none for a session.
 	Linger   time.Duration
 	Audience Audience
 }
@@ -126,6 +128,10 @@ func (p StopPolicy) Bound() time.Duration {
 	p = p.withDefaults()
 	return p.StdinGrace + p.Grace + p.KillWait + p.Drain + p.Linger + boundSlack
 }
+
+// Bound is the longest time from a cancellation of c to the return of Invoke,
+// whatever the CLI does.
+func (c Command) Bound() time.Duration { return c.Stop.Bound() }
 
 func (p StopPolicy) withDefaults() StopPolicy {
 	if p.Signal == 0 {

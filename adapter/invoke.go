@@ -23,12 +23,13 @@ const ackLimit = time.Second
 
 // invocation is one Invoke from its beginning to its end.
 type invocation struct {
-	a      *Adapter
-	ctx    context.Context
-	cmd    Command
-	policy StopPolicy
-	id     string
-	began  time.Time
+	a       *Adapter
+	ctx     context.Context // of a session: while it starts
+	cmd     Command
+	policy  StopPolicy
+	id      string
+	began   time.Time
+	session *Session // nil for Invoke
 
 	file    string // what is executed, as execve takes it
 	feed    *feed
@@ -41,25 +42,47 @@ type invocation struct {
 	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
 	asked  outcome.Cause           // of the first stop request; "" if there was none
 	why    error
+	calm   bool // that request was the ordinary end of a session
 	acked  bool
 	due    time.Time // when the supervisor must have said something; zero: no such time
 
-	outcome outcome.Outcome
+	outcome outcome.Outcome // final once done is closed
+	done    chan struct{}
+
+	again sync.Mutex // held by who tries once more to see the tree gone; guards:
+	gone  bool
 }
 
 func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
 	c.Timeout = min(c.Timeout, maxWait)
-	return &invocation{a: a, ctx: ctx, cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now()}
+	return &invocation{a: a, ctx: ctx, cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
 }
 
 func (v *invocation) invoke() (outcome.Outcome, error) {
+	if helper := v.order(); helper != nil {
+		v.follow(helper)
+	}
+	return v.outcome, v.outcome.Err
+}
+
+// order has the CLI started by the helper that it returns, or returns nil and
+// the outcome says why not.
+func (v *invocation) order() *supervisor.Helper {
+	refused := func(cause outcome.Cause, why outcome.Why) *supervisor.Helper {
+		v.closeStreams()
+		v.notStarted(cause, why)
+		return nil
+	}
+	failed := func(op string, err error) *supervisor.Helper {
+		return refused(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: op, Path: v.cmd.Path, Err: err}})
+	}
 	if v.ctx.Err() != nil {
 		cause, err := causeOf(v.ctx)
-		return v.notStarted(cause, outcome.Why{Cause: err})
+		return refused(cause, outcome.Why{Cause: err})
 	}
 	request, files, err := v.prepare()
 	if err != nil {
-		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: asStartError(v.cmd.Path, err)})
+		return refused(outcome.CauseStartFailed, outcome.Why{Start: asStartError(v.cmd.Path, err)})
 	}
 	defer files.close()
 
@@ -67,16 +90,14 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 	defer done()
 	helper, err := v.a.pool.Get(ctx, v.cmd.AfterExit == Leave)
 	if err != nil {
-		v.closeStreams()
 		if cause, why := v.stopAsked(ctx); cause != "" {
-			return v.notStarted(cause, outcome.Why{Cause: why})
+			return refused(cause, outcome.Why{Cause: why})
 		}
-		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: "start a supervisor for", Path: v.cmd.Path, Err: err}})
+		return failed("start a supervisor for", err)
 	}
 	if cause, why := v.stopAsked(ctx); cause != "" {
 		v.a.pool.Put(helper)
-		v.closeStreams()
-		return v.notStarted(cause, outcome.Why{Cause: why})
+		return refused(cause, outcome.Why{Cause: why})
 	}
 	if v.a.log != nil {
 		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
@@ -86,14 +107,12 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 		// Not a whole request went out, so that nothing can be executed.
 		helper.Kill()
 		v.a.pool.Discard(helper)
-		v.closeStreams()
 		if cause, why := v.stopAsked(ctx); cause != "" {
-			return v.notStarted(cause, outcome.Why{Cause: why})
+			return refused(cause, outcome.Why{Cause: why})
 		}
-		return v.notStarted(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: outcome.OpExec, Path: v.cmd.Path, Err: err}})
+		return failed(outcome.OpExec, err)
 	}
-	files.close()
-	return v.follow(helper)
+	return helper
 }
 
 // startContext returns the context for what comes before the request. It ends
@@ -155,13 +174,16 @@ func asStartError(path string, err error) *outcome.StartError {
 
 // stop asks for the end of the invocation. Only the first request counts. It
 // blocks at most for as long as it takes to send it.
-func (v *invocation) stop(cause outcome.Cause, why error) {
+func (v *invocation) stop(cause outcome.Cause, why error) { v.ask(cause, why, false) }
+
+// ask is stop; calm says that this is the ordinary end of a session.
+func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 	v.mu.Lock()
 	if v.asked != "" || v.due.Equal(over) {
 		v.mu.Unlock()
 		return
 	}
-	v.asked, v.why = cause, why
+	v.asked, v.why, v.calm = cause, why, calm
 	helper := v.helper
 	if helper == nil {
 		// Nothing was ordered yet; if it is being ordered just now, the stop is
@@ -201,6 +223,20 @@ func (v *invocation) hasten() {
 	}
 }
 
+// signal sends the leader a signal. os.ErrProcessDone means that there is none.
+func (v *invocation) signal(sig syscall.Signal) error {
+	if sig < 1 || sig > 64 {
+		return fmt.Errorf("adapter: signal %d is no signal", int(sig))
+	}
+	v.mu.Lock()
+	helper, ended := v.helper, v.due.Equal(over)
+	v.mu.Unlock()
+	if helper == nil || ended {
+		return os.ErrProcessDone
+	}
+	return helper.Signal(v.id, sig)
+}
+
 // over, as the time an answer is due, means that none is expected any more.
 var over = time.Unix(1, 0)
 
@@ -217,7 +253,7 @@ func (v *invocation) ladder() time.Duration {
 }
 
 // follow takes the invocation from its request to its end.
-func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) {
+func (v *invocation) follow(helper *supervisor.Helper) {
 	for _, d := range v.drains {
 		go d.run()
 	}
@@ -257,7 +293,7 @@ func (v *invocation) follow(helper *supervisor.Helper) (outcome.Outcome, error) 
 	v.helper.Interrupt(time.Time{})
 	asked, why := v.asked, outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
 	v.mu.Unlock()
-	return v.settle(helper, told, asked, why)
+	v.settle(helper, told, asked, why)
 }
 
 // told is what the supervisor has said of an invocation.
@@ -285,6 +321,9 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 			t.lost = err
 		case ev.Started != nil:
 			t.started = ev.Started
+			if v.session != nil {
+				v.session.started(ev.Started.PID, ev.Started.At)
+			}
 		case ev.StartFailed != nil:
 			v.mu.Lock()
 			t.failed, t.inTime = ev.StartFailed, v.asked == ""
@@ -302,10 +341,10 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 }
 
 // settle makes the outcome of what was told.
-func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cause, why outcome.Why) (outcome.Outcome, error) {
+func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cause, why outcome.Why) {
 	o := &v.outcome
 	o.ID = v.id
-	f := outcome.Facts{StopCause: asked, WaitTree: v.cmd.AfterExit == Wait, ExecSeen: t.started != nil, Exit: t.exit}
+	f := outcome.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == Wait, ExecSeen: t.started != nil, Exit: t.exit}
 	if t.started != nil {
 		o.Started = t.started.At
 	}
@@ -345,7 +384,7 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.pastDeadline() {
 		_, why.Cause = causeOf(v.ctx)
 	}
-	return v.end(f, why)
+	v.end(f, why)
 }
 
 // pastDeadline reports whether the context is done. The supervisor can have been
@@ -360,6 +399,49 @@ func (v *invocation) pastDeadline() bool {
 	}
 	return v.ctx.Err() != nil
 }
+
+// shut ends v with its owner or its Adapter.
+func (v *invocation) shut(why error) {
+	if v.session != nil {
+		v.session.stop(outcome.CauseShutdown, why)
+	} else {
+		v.stop(outcome.CauseShutdown, why)
+	}
+}
+
+// cleanupErr says that the tree of v, which is over, is not shown to be gone.
+func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
+
+// awaitGone tries once more to see the tree gone, if v is over without that. It
+// blocks no longer than retryLimit, or until ctx ends.
+func (v *invocation) awaitGone(ctx context.Context) error {
+	if v.cleanupErr() == nil {
+		return nil
+	}
+	gone := make(chan bool, 1)
+	go func() {
+		v.again.Lock()
+		defer v.again.Unlock()
+		v.gone = v.gone || v.helper.Gone(time.Now().Add(retryLimit))
+		if v.gone {
+			v.a.proven(v)
+		}
+		gone <- v.gone
+	}()
+	select {
+	case is := <-gone:
+		if is {
+			return nil
+		}
+		return v.cleanupErr()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// retryLimit bounds one more look at a tree that was not shown to be gone. Its
+// supervisor strikes what is left again in the background, at least every 5 s.
+const retryLimit = 6 * time.Second
 
 // late reports whether the supervisor has not said in time what it had to. The
 // time can have been moved while the read was being interrupted; and a caller
@@ -388,8 +470,18 @@ func (v *invocation) acknowledged(s *supervisor.Stopping) {
 	v.acked = true
 	v.expect(time.Now().Add(v.ladder()))
 	v.mu.Unlock()
-	if s.CloseStdin && v.feed != nil {
+	if s.CloseStdin {
+		v.closeStdin()
+	}
+}
+
+// closeStdin ends the CLI's input, if we hold the other end.
+func (v *invocation) closeStdin() {
+	switch {
+	case v.feed != nil:
 		v.feed.close()
+	case v.session != nil && v.session.in != nil:
+		_ = v.session.in.Close() // again is no harm
 	}
 }
 
@@ -397,6 +489,9 @@ func (v *invocation) acknowledged(s *supervisor.Stopping) {
 // still do with leftovers has limits of its own, except where the caller chose
 // to wait.
 func (v *invocation) exitSeen() {
+	if v.session != nil {
+		v.session.leaderGone()
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.acked && v.cmd.AfterExit != Wait {
@@ -452,10 +547,14 @@ func (v *invocation) collect() {
 			o.Output.Abandoned++
 		}
 	}
+	v.closeStdin()
+	if s := v.session; s != nil && s.out != nil {
+		s.out.finish()
+	}
 }
 
 // notStarted ends an invocation of which nothing was executed.
-func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) (outcome.Outcome, error) {
+func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
 	v.outcome.ID = v.id
 	v.outcome.Cleanup = outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
@@ -463,11 +562,11 @@ func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) (outcome.O
 	if cause == outcome.CauseStartFailed {
 		f.StartFailed, f.FailedBeforeRequest = true, true
 	}
-	return v.end(f, why)
+	v.end(f, why)
 }
 
 // end decides what it all means.
-func (v *invocation) end(f outcome.Facts, why outcome.Why) (outcome.Outcome, error) {
+func (v *invocation) end(f outcome.Facts, why outcome.Why) {
 	o := &v.outcome
 	o.Status, o.Cause, o.Exit = outcome.Decide(f)
 	o.Ended = time.Now()
@@ -477,7 +576,6 @@ func (v *invocation) end(f outcome.Facts, why outcome.Why) (outcome.Outcome, err
 		v.a.log.Info("curfew: end", "id", v.id, "program", v.cmd.Path, "status", string(o.Status), "cause", string(o.Cause),
 			"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
 	}
-	return *o, o.Err
 }
 
 // opened holds what is open on the CLI's behalf until it was sent.
@@ -509,7 +607,6 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	defer func() {
 		if err != nil {
 			open.close()
-			v.closeStreams()
 		}
 	}()
 	dir := c.Dir
@@ -542,7 +639,7 @@ func (v *invocation) limitTimeout(q *supervisor.Request) {
 	if v.cmd.Timeout > 0 {
 		q.Timeout = max(v.cmd.Timeout-now.Sub(v.began), 1)
 	}
-	if at, ok := v.ctx.Deadline(); ok {
+	if at, ok := v.ctx.Deadline(); ok && v.session == nil {
 		if left := min(max(at.Sub(now), 1), maxWait); q.Timeout == 0 || left < q.Timeout {
 			q.Timeout = left
 		}
@@ -585,7 +682,17 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 		return nil
 	}
 	switch in := c.Stdin.(type) {
-	case nil: // the supervisor's /dev/null
+	case nil:
+		if v.session == nil {
+			break // the supervisor's /dev/null
+		}
+		pipe, fd, err := pipeTo(files)
+		if err != nil {
+			return err
+		}
+		v.session.in = &sessionIn{s: v.session, pipe: pipe}
+		q.Stdin = true
+		give(0, fd)
 	case *os.File:
 		if err := giveFile(0, "Stdin", in); err != nil {
 			return err
@@ -618,7 +725,12 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 		if err != nil {
 			return err
 		}
-		if w == nil {
+		if i == 0 && w == nil && v.session != nil {
+			v.session.out = &sessionOut{s: v.session, pipe: pipe}
+			give(1, fd)
+			continue
+		}
+		if w == nil || v.session != nil {
 			keepers[i] = &keeper{limit: v.maxOutput()}
 		}
 		d := &drain{pipe: pipe, to: w, keep: keepers[i], done: make(chan struct{})}
@@ -626,6 +738,9 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 			d.over = v.count
 		}
 		v.streams[i] = d
+		if i == 1 && v.session != nil {
+			v.session.err = d
+		}
 		v.drains = append(v.drains, d)
 		give(1+i, fd)
 	}
@@ -662,6 +777,10 @@ func (v *invocation) closeStreams() {
 	}
 	if v.feed != nil {
 		_ = v.feed.pipe.Close()
+	}
+	v.closeStdin()
+	if s := v.session; s != nil && s.out != nil {
+		_ = s.out.Close()
 	}
 }
 

@@ -522,6 +522,18 @@ func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []
 	return proctree.Sweep(mark, h.cgroup, h.pid, since, until)
 }
 
+// Gone waits until nothing is left of what a helper has held that was let go of
+// with survivors, at most until the given time, and reports whether that is
+// known: the helper ends when its tree is empty, and its guard knows it for sure.
+func (h *Helper) Gone(until time.Time) bool {
+	h.awaitEnd(until)
+	if !h.ended() {
+		return false
+	}
+	_, err := h.Swept(until)
+	return err == nil
+}
+
 // awaitEnd waits until the helper is dead and its children are somebody else's,
 // and does not reap it. False where that cannot be waited for.
 func (h *Helper) awaitEnd(until time.Time) bool {

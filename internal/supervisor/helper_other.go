@@ -32,6 +32,8 @@ func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []
 	return nil, nil
 }
 
+func (h *Helper) Gone(time.Time) bool { return false }
+
 func (h *Helper) Pending() bool { return false }
 
 func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }

@@ -261,13 +261,19 @@ func (p *Pool) letGo(h *Helper) {
 	gone := h.Close(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if h.guard != nil {
+	p.note(h, gone)
+	p.wakeIn(min(reapLimit, p.idleTime()))
+}
+
+// note notes what has become of a helper that was closed. One that has not
+// ended keeps its guard, which knows what becomes of the rest. p.mu is held.
+func (p *Pool) note(h *Helper, gone bool) {
+	switch {
+	case !gone:
+		p.straying = append(p.straying, h)
+	case h.guard != nil:
 		h.guard.helpers--
 	}
-	if !gone {
-		p.straying = append(p.straying, h)
-	}
-	p.wakeIn(min(reapLimit, p.idleTime()))
 }
 
 // expire ends what was idle too long, guards without supervisors too, and reaps
@@ -281,11 +287,15 @@ func (p *Pool) expire() {
 		if now.Before(h.expires) {
 			return false
 		}
-		h.guard.helpers--
-		if !h.Close(0) {
-			p.straying = append(p.straying, h)
-		}
+		p.note(h, h.Close(0))
 		return true
+	})
+	p.straying = slices.DeleteFunc(p.straying, func(h *Helper) bool {
+		gone := h.Close(0)
+		if gone && h.guard != nil {
+			h.guard.helpers--
+		}
+		return gone
 	})
 	p.guards = slices.DeleteFunc(p.guards, func(g *Guard) bool {
 		if g.helpers > 0 && g.alive() {
@@ -296,7 +306,6 @@ func (p *Pool) expire() {
 		}
 		return true
 	})
-	p.straying = slices.DeleteFunc(p.straying, func(h *Helper) bool { return h.Close(0) })
 	switch {
 	case len(p.straying) > 0:
 		p.wakeIn(reapLimit)
