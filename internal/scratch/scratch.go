@@ -1,0 +1,81 @@
+// Package scratch makes private temporary directories, and removes them with
+// whatever a CLI has left in them: without following a link out, without
+// entering a mount, within a time, and with a fixed number of descriptors and a
+// fixed amount of memory, however deep and wide the tree is.
+package scratch
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// prefix begins the name of each directory that Make makes.
+const prefix = "curfew-"
+
+// Dir is a private temporary directory. Its identity is the inode: the name can
+// be given to another.
+type Dir struct {
+	Path     string // absolute
+	Dev, Ino uint64
+}
+
+// Make makes a directory below parent that is empty and open to this user only,
+// whatever the umask. An empty parent stands for os.TempDir(). The directory is
+// the caller's, who ends it with Remove.
+func Make(parent string) (Dir, error) {
+	d, err := makeDir(parent)
+	if err != nil {
+		return Dir{}, fmt.Errorf("scratch: make a temporary directory: %w", err)
+	}
+	return d, nil
+}
+
+// Check returns an error for what Make cannot have returned. It looks at the
+// values only: they may come from another process.
+func (d Dir) Check() error {
+	wrong := ""
+	switch base := filepath.Base(d.Path); {
+	case strings.Contains(d.Path, "\x00"):
+		wrong = "has a NUL in its path"
+	case !filepath.IsAbs(d.Path):
+		wrong = "is not absolute"
+	case filepath.Clean(d.Path) != d.Path:
+		wrong = "is not a clean path"
+	case !strings.HasPrefix(base, prefix) || base == prefix:
+		wrong = "has a name that does not begin with " + prefix
+	case d.Ino == 0:
+		wrong = "has no inode"
+	default:
+		return nil
+	}
+	return fmt.Errorf("scratch: the directory %q %s", d.Path, wrong)
+}
+
+// Remove removes the directory and everything in it. It returns nil when it is
+// gone, also if it was before, and leaves alone what has been given its name
+// since: that is an error.
+//
+// An entry that cannot be removed does not stop the others. The error names the
+// first of them by its path in the directory, says how many there are, and wraps
+// what the system said. A directory more than a few levels down may have been
+// moved to the top by then: the path is where the entry is now.
+//
+// At the given time Remove gives up, between two system calls, with an error
+// that wraps os.ErrDeadlineExceeded. A system call that hangs, it cannot end.
+// Until it returns it has up to 16 descriptors open. Nobody else may remove the
+// same directory meanwhile; whoever changes it otherwise only delays the end.
+func (d Dir) Remove(until time.Time) error {
+	if err := d.Check(); err != nil {
+		return err
+	}
+	if err := remove(d, until); err != nil {
+		return fmt.Errorf("scratch: remove %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// errOther says that the name has been given to something else.
+var errOther = errors.New("that is not the directory that was made")

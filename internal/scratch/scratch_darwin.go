@@ -1,0 +1,36 @@
+// On macOS, unlinkat on a directory arrives at what is mounted there, and for
+// the root of a file system it returns EBUSY: unlinkat(2), rmdir(2). A directory
+// that cannot be read has no descriptor: its mode is changed by name, without
+// following a link, and what is opened then is looked at once more. The parent
+// has to be readable. A file with the flag uchg is not removed.
+
+package scratch
+
+import "golang.org/x/sys/unix"
+
+const parentFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+
+// openClosed opens a directory for which openat has returned EACCES.
+func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+	var st unix.Stat_t
+	err := retry(func() error { return unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	if err == nil {
+		err = ok(&st)
+	}
+	if err != nil {
+		return -1, err
+	}
+	if !ours(&st) || !isDir(&st) {
+		return -1, unix.EACCES
+	}
+	mode := uint32(st.Mode)&0o7777 | 0o700
+	if err := retry(func() error { return unix.Fchmodat(at, name, mode, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+		return -1, err
+	}
+	return open(at, name, dirFlags)
+}
+
+// unlinkat removes a name that ends with a NUL.
+func unlinkat(at int, name []byte, flags int) error {
+	return retry(func() error { return unix.Unlinkat(at, text(name), flags) })
+}

@@ -1,0 +1,53 @@
+// On Linux, unlinkat on a directory looks for a mount (EBUSY) before it looks
+// whether the directory is empty, bind mounts of the same file system included:
+// vfs_rmdir in fs/namei.c, seen on 6.18. A descriptor with O_PATH stands for a
+// directory that cannot be read, and /proc/self/fd leads back to it.
+
+package scratch
+
+import (
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// parentFlags are for a directory that may be searched and not read.
+const parentFlags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+
+// openClosed opens a directory for which openat has returned EACCES.
+func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+	handle, err := open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(handle)
+	var st unix.Stat_t
+	if err = fstat(handle, &st); err == nil {
+		err = ok(&st)
+	}
+	if err != nil {
+		return -1, err
+	}
+	if !ours(&st) {
+		return -1, unix.EACCES
+	}
+	// fchmod takes no such descriptor, and fchmodat2 came with Linux 6.6.
+	err = retry(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(handle), st.Mode&0o7777|0o700) })
+	if err != nil {
+		return -1, unix.EACCES // what it says of /proc would mislead
+	}
+	return open(handle, ".", dirFlags)
+}
+
+// unlinkat removes a name that ends with a NUL. It allocates nothing, as that of
+// the library does for each name.
+func unlinkat(at int, name []byte, flags int) error {
+	return retry(func() error {
+		_, _, errno := unix.Syscall(unix.SYS_UNLINKAT, uintptr(at), uintptr(unsafe.Pointer(&name[0])), uintptr(flags))
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	})
+}

@@ -1,0 +1,379 @@
+//go:build linux || darwin
+
+package scratch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// levels bounds the descriptors, the stack and the memory: one directory is
+	// open at each, and what is deeper is moved up. Three more descriptors are
+	// open at most: of the parent, of the directory that is moved up, and of the
+	// same without the right to read.
+	levels = 12
+
+	chunkBytes = 8 << 10 // of a listing, at each level
+
+	dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+)
+
+func makeDir(parent string) (Dir, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	parent, err := filepath.Abs(parent)
+	if err != nil {
+		return Dir{}, err
+	}
+	path, err := os.MkdirTemp(parent, prefix)
+	if err != nil {
+		return Dir{}, err
+	}
+	d := Dir{Path: path}
+	fd, err := openDir(unix.AT_FDCWD, path, func(st *unix.Stat_t) error {
+		if !ours(st) { // in a parent where others may rename it
+			return errOther
+		}
+		d.Dev, d.Ino = uint64(st.Dev), st.Ino
+		return nil
+	})
+	if err != nil {
+		_ = unix.Rmdir(path) // it is empty, and the error to tell is the other
+		return Dir{}, err
+	}
+	unix.Close(fd)
+	return d, nil
+}
+
+func remove(d Dir, until time.Time) error {
+	parent, name := filepath.Split(d.Path)
+	at, err := open(unix.AT_FDCWD, parent, parentFlags)
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("open", err)
+	}
+	defer unix.Close(at)
+
+	is := func(st *unix.Stat_t) error {
+		if uint64(st.Dev) != d.Dev || st.Ino != d.Ino || !isDir(st) || !ours(st) {
+			return errOther
+		}
+		return nil
+	}
+	root, err := openDir(at, name, is)
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err != nil {
+		return because("openat", err)
+	}
+	defer unix.Close(root)
+
+	r := &remover{until: until, root: root, is: is, dev: d.Dev, fresh: fmt.Sprintf("%s%016x-", prefix, rand.Uint64())}
+	r.finish(at, append([]byte(name), 0), root, 0)
+	return r.err()
+}
+
+// remover is one run of Remove. It holds all the memory that is needed.
+type remover struct {
+	until time.Time
+	late  bool // until has come: everything returns
+
+	root int                      // the Dir
+	is   func(*unix.Stat_t) error // nil if that is the Dir
+	dev  uint64
+
+	fresh string // begins the names of what is moved up to the root
+	moved int    // how many that were
+
+	missed misses
+	names  [levels]string // of the directories that are being cleared, below the root
+	chunks [levels][chunkBytes]byte
+}
+
+// misses is what could not be removed.
+type misses struct {
+	n     int
+	first string // the path of the first, from the root
+	err   error  // why it is still there
+}
+
+func (r *remover) err() error {
+	var missed error
+	switch m := r.missed; {
+	case m.first == ".":
+		missed = fmt.Errorf("the directory itself: %w", m.err)
+	case m.n == 1:
+		missed = fmt.Errorf("%q in it cannot be removed: %w", m.first, m.err)
+	case m.n > 1:
+		missed = fmt.Errorf("%d entries in it cannot be removed, the first is %q: %w", m.n, m.first, m.err)
+	}
+	switch {
+	case !r.late:
+		return missed
+	case missed == nil:
+		return fmt.Errorf("not finished in time: %w", os.ErrDeadlineExceeded)
+	default:
+		return fmt.Errorf("not finished in time: %w; by then %w", os.ErrDeadlineExceeded, missed)
+	}
+}
+
+// miss counts an entry of the directory at a level as not to be removed. The
+// directories that it keeps from being empty are not counted.
+func (r *remover) miss(level int, name []byte, call string, err error) {
+	if r.missed.n++; r.missed.n == 1 {
+		path := filepath.Join(r.names[:level]...)
+		r.missed.first = filepath.Join(path, text(name))
+		r.missed.err = because(call, err)
+	}
+}
+
+// because names the call, if the error is the system's.
+func because(call string, err error) error {
+	if err == errOther {
+		return err
+	}
+	return os.NewSyscallError(call, err)
+}
+
+// finish removes what is in the directory fd at a level, and then the directory
+// itself, which is called name in at. It reports whether it did.
+func (r *remover) finish(at int, name []byte, fd, level int) bool {
+	// Not empty although nothing was found in it: somebody has put something
+	// there since. Twice in a row: a file system that does not tell.
+	for idle := 0; ; {
+		before := r.missed.n
+		if r.clear(fd, level) {
+			idle = 0
+		} else {
+			idle++
+		}
+		if r.late || r.missed.n > before {
+			return false
+		}
+		err := error(nil)
+		if level == 0 {
+			err = r.stillThere(at, name)
+		}
+		if err == nil {
+			err = unlinkat(at, name, unix.AT_REMOVEDIR)
+		}
+		switch {
+		case err == nil:
+			return true
+		case err == unix.ENOENT:
+			return false
+		case (err == unix.ENOTEMPTY || err == unix.EEXIST) && idle < 2:
+			continue
+		case level == 0:
+			r.miss(0, []byte(".\x00"), "unlinkat", err)
+		default:
+			r.miss(level-1, name, "unlinkat", err)
+		}
+		return false
+	}
+}
+
+// stillThere returns an error unless the name is that of the Dir, which can have
+// been renamed while it was cleared.
+func (r *remover) stillThere(at int, name []byte) error {
+	var st unix.Stat_t
+	err := retry(func() error { return unix.Fstatat(at, text(name), &st, unix.AT_SYMLINK_NOFOLLOW) })
+	if err == nil {
+		err = r.is(&st)
+	}
+	return err
+}
+
+// clear removes what is in the directory fd at a level, as far as it can be, and
+// reports whether anything was.
+func (r *remover) clear(fd, level int) (some bool) {
+	for {
+		before, moved := r.missed, r.moved
+		gone := r.pass(fd, level)
+		some = some || gone
+		again := gone || level == 0 && r.moved > moved
+		if !again || r.late {
+			return some
+		}
+		// A listing need not show everything while entries are removed, and what
+		// could not be removed before may be by now. So the last pass is one
+		// that removes nothing, and its misses are those that count.
+		r.missed = before
+	}
+}
+
+// pass goes once through the directory fd at a level. It reports whether
+// anything in it was removed.
+func (r *remover) pass(fd, level int) (some bool) {
+	chunk := r.chunks[level][:]
+	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil {
+		r.miss(level, []byte(".\x00"), "lseek", err)
+		return false
+	}
+	for {
+		n := 0
+		err := retry(func() (err error) { n, err = unix.ReadDirent(fd, chunk); return })
+		if err != nil && err != unix.ENOENT { // ENOENT: the directory itself is gone
+			r.miss(level, []byte(".\x00"), "getdents", err)
+		}
+		if err != nil || n <= 0 {
+			return some
+		}
+		for rest := chunk[:n]; len(rest) > 0; {
+			var name []byte
+			var kind byte
+			name, kind, rest = next(rest)
+			if s := name[:len(name)-1]; string(s) == "." || string(s) == ".." {
+				continue
+			}
+			if r.late = r.late || !time.Now().Before(r.until); r.late {
+				return some
+			}
+			if r.entry(fd, level, name, kind) {
+				some = true
+			}
+		}
+	}
+}
+
+// entry removes one entry of the directory at, which is open at a level, and
+// reports whether it did.
+func (r *remover) entry(at, level int, name []byte, kind byte) bool {
+	flags := 0
+	if kind == unix.DT_DIR || kind == unix.DT_UNKNOWN {
+		flags = unix.AT_REMOVEDIR
+	}
+	var err error
+	for range 3 { // it can become something else between two calls
+		switch err = unlinkat(at, name, flags); {
+		case err == nil:
+			return true
+		case err == unix.ENOENT:
+			return false
+		case err == unix.ENOTDIR:
+			flags = 0
+		case err == unix.EISDIR:
+			flags = unix.AT_REMOVEDIR
+		case flags != 0 && (err == unix.ENOTEMPTY || err == unix.EEXIST):
+			// For a mount point it had been EBUSY, whatever is in it: only what
+			// the system would remove once it is empty is ever entered.
+			return r.subdirectory(at, level, name)
+		default:
+			r.miss(level, name, "unlinkat", err)
+			return false
+		}
+	}
+	r.miss(level, name, "unlinkat", err)
+	return false
+}
+
+// subdirectory removes the directory name with what is in it, or moves it up to
+// the root if it is too deep. It reports whether it is gone from here.
+func (r *remover) subdirectory(at, level int, name []byte) bool {
+	fd, err := openDir(at, text(name), r.sameDevice)
+	switch err {
+	case nil:
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP: // it became something else: for the next pass
+		return false
+	default:
+		r.miss(level, name, "openat", err)
+		return false
+	}
+	defer unix.Close(fd)
+	if level+1 < levels {
+		r.names[level] = text(name)
+		return r.finish(at, name, fd, level+1)
+	}
+
+	// The opening was for the right to write in it, which the renaming needs. A
+	// pass through the root finds it again.
+	fresh := r.fresh + strconv.Itoa(r.moved)
+	err = retry(func() error { return unix.Renameat(at, text(name), r.root, fresh) })
+	if err == nil {
+		r.moved++
+		return true
+	}
+	if err != unix.ENOENT {
+		r.miss(level, name, "renameat", err)
+	}
+	return false
+}
+
+// sameDevice refuses what is mounted, should the unlinkat before not have told.
+func (r *remover) sameDevice(st *unix.Stat_t) error {
+	if uint64(st.Dev) != r.dev {
+		return unix.EXDEV
+	}
+	return nil
+}
+
+// next cuts the first entry off a piece of a listing. The name ends with its NUL.
+func next(chunk []byte) (name []byte, kind byte, rest []byte) {
+	size := binary.NativeEndian.Uint16(chunk[unsafe.Offsetof(unix.Dirent{}.Reclen):])
+	kind = chunk[unsafe.Offsetof(unix.Dirent{}.Type)]
+	name = chunk[unsafe.Offsetof(unix.Dirent{}.Name):size]
+	return name[:bytes.IndexByte(name, 0)+1], kind, chunk[size:]
+}
+
+func text(name []byte) string { return string(name[:len(name)-1]) }
+
+// openDir opens the directory name in at to be listed and changed. One that
+// lacks the right and is ours is given it. ok has seen it before anything is
+// changed. No link is followed.
+func openDir(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+	fd, err := open(at, name, dirFlags)
+	if err == unix.EACCES {
+		fd, err = openClosed(at, name, ok)
+	}
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	if err = fstat(fd, &st); err == nil {
+		err = ok(&st)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	if mode := uint32(st.Mode); mode&0o700 != 0o700 && ours(&st) {
+		// If that fails, so does the removal of the entries, which tells why.
+		_ = retry(func() error { return unix.Fchmod(fd, mode&0o7777|0o700) })
+	}
+	return fd, nil
+}
+
+func ours(st *unix.Stat_t) bool { return int(st.Uid) == os.Geteuid() }
+
+func isDir(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+func open(at int, name string, flags int) (fd int, err error) {
+	err = retry(func() error { fd, err = unix.Openat(at, name, flags, 0); return err })
+	return fd, err
+}
+
+func fstat(fd int, st *unix.Stat_t) error { return retry(func() error { return unix.Fstat(fd, st) }) }
+
+// retry repeats a system call that a signal has interrupted.
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
