@@ -180,6 +180,30 @@ func TestRemoveImmutable(t *testing.T) {
 	gone(t, d)
 }
 
+// Nothing at the top can go, and what is moved there need not be in the listing
+// that is being read (on tmpfs it is not).
+func TestRemoveComesBackToWhatItMoved(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making a file immutable needs root")
+	}
+	d := makeIn(t, tempDirIn(t, memory))
+	stay := filepath.Join(d.Path, "a", "stay")
+	must(t, os.MkdirAll(filepath.Join(d.Path, "a", strings.Repeat("d/", 2*levels)), 0o700))
+	must(t, os.WriteFile(stay, nil, 0o600))
+	if err := setImmutable(stay, true); err != nil {
+		t.Skipf("the file system knows no immutable files: %v", err)
+	}
+	defer setImmutable(stay, false)
+	if err := removed(t, d); !errors.Is(err, unix.EPERM) {
+		t.Errorf("%v; want EPERM", err)
+	}
+	if got, want := picture(t, d.Path), 3; strings.Count(got, "\n") != want {
+		t.Errorf("left:\n%s\nwant the directory, a and a/stay", got)
+	}
+	must(t, setImmutable(stay, false))
+	gone(t, d)
+}
+
 const immutable = 0x10 // FS_IMMUTABLE_FL of linux/fs.h
 
 func setImmutable(path string, on bool) error {

@@ -135,7 +135,7 @@ func TestRemoveLeavesAnother(t *testing.T) {
 			canary := filepath.Join(parent, "canary")
 			plant(t, canary)
 			d := makeIn(t, parent)
-			plant(t, filepath.Join(d.Path, "in it"))
+			plant(t, d.Path)
 			if err := test.swap(t, &d, canary); err != nil {
 				t.Fatal(err)
 			}
@@ -149,6 +149,30 @@ func TestRemoveLeavesAnother(t *testing.T) {
 				t.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}
 		})
+	}
+}
+
+// The directory is renamed while it is emptied, and its name given to another.
+func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
+	parent := t.TempDir()
+	d := makeIn(t, parent)
+	plant(t, d.Path)
+	root, err := open(unix.AT_FDCWD, d.Path, dirFlags)
+	must(t, err)
+	defer unix.Close(root)
+	must(t, os.Rename(d.Path, d.Path+"-was"))
+	must(t, os.Mkdir(d.Path, 0o700))
+	r := &remover{until: time.Now().Add(tooLong), root: root, dev: d.Dev, is: func(st *unix.Stat_t) error {
+		if st.Ino != d.Ino {
+			return errOther
+		}
+		return nil
+	}}
+	if r.finish(unix.AT_FDCWD, append([]byte(d.Path), 0), root, 0) || !errors.Is(r.err(), errOther) {
+		t.Errorf("%v; want that it is another", r.err())
+	}
+	if _, err := os.Lstat(d.Path); err != nil {
+		t.Errorf("the other: %v", err)
 	}
 }
 
