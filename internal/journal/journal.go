@@ -1,0 +1,399 @@
+// Package journal keeps on disk what is in flight, so that the end of every
+// invocation gets known even if the caller is killed. A record is written
+// before an invocation starts; its end is written by the supervisor before that
+// reports it, by the guard if the supervisor died, else by Recover in a later
+// caller. One writes at a time, and what was written is there after a crash of
+// any process, or of the system, at any point.
+//
+// Several callers share a directory and do not disturb each other, in
+// containers of their own too: who is alive is told by locks, never by a pid.
+//
+//	<id>.journal            in flight, as far as anyone knows
+//	ended/<id>.journal      the caller got to know the end
+//	recovered/<id>.journal  Recover gave it
+//	peers/<peer>.caller     locked by the caller for as long as it lives
+//	peers/<peer>.helpers    locked by each of its helpers
+//	recover.lock            locked by the one who recovers
+//	.tmp-*                  unfinished; nobody's once the writer is gone
+//
+// A record is moved from the first place to one of the other two by a rename,
+// and only there: who has renamed it has it. Every other name is left alone.
+package journal
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Begin is what is known about an invocation before its start.
+type Begin struct {
+	Version int    // set by the package
+	ID      string // letters and digits, at most 64; never used twice
+	// Program is what is executed, without arguments. Like the other names here
+	// it need not be UTF-8, and is kept byte for byte.
+	Program string
+	Owner   string
+	Session bool
+	Began   time.Time
+	Peer    string // the caller; set by the package
+	Boot    string // of the system, "" if unknown; set by the package
+	Cgroup  string // the caller's
+	TempDir string
+	// TempDev and TempIno are the device and inode of TempDir, which tell it
+	// from another directory that got its name.
+	TempDev, TempIno uint64
+}
+
+// End is how an invocation ended, as its writer knew it.
+type End struct {
+	Writer string
+	At     time.Time
+	// Report means nothing to the package. It is kept as it is, but for space
+	// between its tokens. Nil is kept too.
+	Report json.RawMessage
+}
+
+// Errors that callers tell apart with errors.Is.
+var (
+	ErrDamaged = errors.New("damaged")
+	ErrNewer   = errors.New("of a newer version")
+	// ErrEnding: helpers of the dead caller are still alive, and no end is
+	// written yet. The next Recover takes it.
+	ErrEnding = errors.New("still being ended")
+	// ErrRecovering: another Recover did not get done in time.
+	ErrRecovering = errors.New("another recovery is under way")
+	ErrClosed     = errors.New("journal is closed")
+)
+
+// RecordError is what is wrong with one file, which was left where it is.
+type RecordError struct {
+	Path string
+	Err  error
+}
+
+func (e *RecordError) Error() string {
+	var path *fs.PathError
+	if errors.As(e.Err, &path) && path.Path == e.Path {
+		return "journal: " + e.Err.Error()
+	}
+	return "journal: " + e.Path + ": " + e.Err.Error()
+}
+func (e *RecordError) Unwrap() error { return e.Err }
+
+const (
+	suffix  = ".journal"
+	tempPre = ".tmp-"
+
+	endedDir     = "ended"
+	recoveredDir = "recovered"
+	peersDir     = "peers"
+	recoverLock  = "recover.lock"
+)
+
+// pruneEvery is after how many deliveries the history is pruned: reading the
+// directory costs about as much as a few of them.
+const pruneEvery = 256
+
+// Journal is one caller's access to a directory. Its methods may be called at
+// the same time.
+type Journal struct {
+	dir, peer, boot string
+
+	mu     sync.RWMutex // held for reading while a record is made; guards closed
+	closed bool
+	caller int // the locked descriptor, opened once: closing any other would give up the lock
+
+	delivered atomic.Int64
+
+	// What tests make smaller.
+	historyAge    time.Duration // of what ended or was recovered
+	historyCount  int           // in each of the two
+	unfinishedAge time.Duration // after which an unfinished file is nobody's
+}
+
+// Open takes part in the journal in dir as a caller of its own, until Close or
+// the end of the process. It makes the directory if it is not there. The path
+// must be absolute: a relative one would mean another journal to a caller
+// that is started elsewhere. A directory that others may write to is refused,
+// since a record tells Recover what to clean up.
+//
+// Nothing else in this process may open the files in peers/, for a copy say:
+// closing one would give up the caller's lock. The filesystem must have locks
+// that all callers see, which some network and shared ones have not.
+func Open(dir string) (*Journal, error) {
+	if err := supported(); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	if !filepath.IsAbs(dir) {
+		return nil, fmt.Errorf("journal: open %q: the path is not absolute", dir)
+	}
+	dir = filepath.Clean(dir)
+	if err := makeDir(dir); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	if err := checkDir(dir, os.Stat); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	for _, name := range []string{endedDir, recoveredDir, peersDir} {
+		sub := filepath.Join(dir, name)
+		if err := makeDir(sub); err != nil {
+			return nil, fmt.Errorf("journal: %w", err)
+		}
+		if err := checkDir(sub, os.Lstat); err != nil {
+			return nil, fmt.Errorf("journal: %w", err)
+		}
+	}
+	fd, err := openFile(filepath.Join(dir, recoverLock), forLocking|orCreate)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	closeFile(fd)
+	j := &Journal{
+		dir: dir, peer: rand.Text(), boot: bootID(),
+		historyAge: 30 * 24 * time.Hour, historyCount: 1000, unfinishedAge: 24 * time.Hour,
+	}
+	if j.caller, err = join(dir, j.peer); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	return j, nil
+}
+
+// Dir returns the absolute path of the directory.
+func (j *Journal) Dir() string { return j.dir }
+
+// Peer returns the name of this caller in the journal, for its helpers.
+func (j *Journal) Peer() string { return j.peer }
+
+// Begin writes the record of an invocation that is about to start. It is
+// durable when Begin returns nil. After an error the invocation must not be
+// started; there is no record then, unless it could not be removed.
+func (j *Journal) Begin(b Begin) error {
+	if !validName(b.ID) {
+		return fmt.Errorf("journal: begin %q: an id has 1 to %d letters and digits", b.ID, maxName)
+	}
+	b.Version, b.Peer, b.Boot = version, j.peer, j.boot
+	text, err := encodeBegin(b)
+	if err != nil {
+		return fmt.Errorf("journal: begin %s: %w", b.ID, err)
+	}
+	// A record that outlived Close would be taken for a dead caller's.
+	j.mu.RLock()
+	defer j.mu.RUnlock()
+	if j.closed {
+		return fmt.Errorf("journal: begin %s: %w", b.ID, ErrClosed)
+	}
+	path := recordFile(j.dir, b.ID)
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("journal: begin %s: %w", b.ID, &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist})
+	}
+	if err := writeRecord(j.dir, path, text); err != nil {
+		return fmt.Errorf("journal: begin %s: %w", b.ID, err)
+	}
+	return nil
+}
+
+// writeRecord makes the record with a single durable step: what a killed writer
+// leaves behind is unfinished or whole.
+func writeRecord(dir, path string, text []byte) error {
+	temp := filepath.Join(dir, tempPre+rand.Text())
+	fd, err := openFile(temp, forAppending|mustCreate)
+	if err != nil {
+		return err
+	}
+	defer closeFile(fd)
+	if err := writeAll(fd, temp, text); err != nil {
+		return errors.Join(err, remove(temp))
+	}
+	if err := syncFile(fd, temp); err != nil {
+		return errors.Join(err, remove(temp))
+	}
+	if err := rename(temp, path); err != nil {
+		return errors.Join(err, remove(temp))
+	}
+	if err := syncDir(dir); err != nil {
+		return errors.Join(err, remove(path))
+	}
+	return nil
+}
+
+// Delivered moves the record of an invocation whose end the caller got to know
+// to the history. That is not made durable: after a crash of the system, not of
+// the caller alone, Recover may give an invocation that was delivered. The error
+// wraps fs.ErrNotExist if the record is not in flight.
+func (j *Journal) Delivered(id string) error {
+	if !validName(id) {
+		return fmt.Errorf("journal: delivered %q: not an id", id)
+	}
+	if err := rename(recordFile(j.dir, id), recordFile(filepath.Join(j.dir, endedDir), id)); err != nil {
+		return fmt.Errorf("journal: delivered %s: %w", id, err)
+	}
+	if j.delivered.Add(1)%pruneEvery == 0 {
+		_ = j.prune(endedDir) // the delivery is done, and there will be another turn
+	}
+	return nil
+}
+
+// Close gives up the caller's locks and files. Its records stay: those in
+// flight are a dead caller's from now on. As long as helpers are alive, the
+// files stay too, so that Recover waits for them. Closing again does nothing.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return nil
+	}
+	j.closed = true
+	gone, err := helpersGone(j.dir, j.peer)
+	if gone {
+		err = errors.Join(err, remove(callerFile(j.dir, j.peer)))
+	}
+	leave(j.peer, j.caller)
+	if err != nil {
+		return fmt.Errorf("journal: close: %w", err)
+	}
+	return nil
+}
+
+func (j *Journal) isClosed() bool {
+	j.mu.RLock()
+	defer j.mu.RUnlock()
+	return j.closed
+}
+
+// Hold says that a helper of the caller is alive, until its process ends. To be
+// called once, before the helper is given an invocation. After an error it must
+// not start any: the caller is dead, or has closed its journal, and its records
+// may already be somebody else's. The error then wraps fs.ErrNotExist.
+func Hold(dir, peer string) error {
+	if !validName(peer) {
+		return fmt.Errorf("journal: hold %q: not a peer", peer)
+	}
+	path := helpersFile(dir, peer)
+	fd, err := openFile(path, forReading)
+	if err != nil {
+		return fmt.Errorf("journal: hold: %w", err)
+	}
+	// The other kind of lock is taken only by who is about to remove the file.
+	locked, err := flockShared(fd, path)
+	if err == nil && locked {
+		_, err = os.Lstat(path)
+	}
+	if err == nil && !locked {
+		err = &fs.PathError{Op: "flock", Path: path, Err: fs.ErrNotExist}
+	}
+	if err != nil {
+		closeFile(fd)
+		return fmt.Errorf("journal: hold: %w", err)
+	}
+	return nil // and the descriptor stays open
+}
+
+// WriteEnd adds the end to the record of an invocation in flight, unless it has
+// one already: the first counts. It is durable when WriteEnd returns nil. No two
+// may write the same record at a time. The error wraps fs.ErrNotExist if the
+// record is not in flight (any more).
+func WriteEnd(dir, id string, e End) error {
+	if !validName(id) {
+		return fmt.Errorf("journal: end %q: not an id", id)
+	}
+	if _, err := writeEnd(recordFile(dir, id), id, e); err != nil {
+		return fmt.Errorf("journal: end %s: %w", id, err)
+	}
+	return nil
+}
+
+// writeEnd returns the record as it is then.
+func writeEnd(path, id string, e End) (Entry, error) {
+	text, err := encodeEnd(e)
+	if err != nil {
+		return Entry{}, err
+	}
+	fd, err := openFile(path, forAppending)
+	if err != nil {
+		return Entry{}, err
+	}
+	defer closeFile(fd)
+	old, err := readAll(fd, path, maxRecordBytes)
+	if err != nil {
+		return Entry{}, err
+	}
+	entry, err := parseRecord(old, id)
+	if err != nil {
+		return Entry{}, &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	if entry.End != nil {
+		// Its writer may have been killed before this.
+		return entry, syncFile(fd, path)
+	}
+	if old[len(old)-1] != '\n' {
+		text = append([]byte{'\n'}, text...) // what a killed writer left is a line by itself
+	}
+	if len(old)+len(text) > maxRecordBytes {
+		return Entry{}, fmt.Errorf("%w: with its end", errTooBig)
+	}
+	if err := writeAll(fd, path, text); err != nil {
+		return Entry{}, err
+	}
+	if err := syncFile(fd, path); err != nil {
+		return Entry{}, err
+	}
+	return parseRecord(append(old, text...), id)
+}
+
+// makeDir makes the directory, and those above it, durably.
+func makeDir(dir string) error {
+	err := mkdir(dir)
+	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {
+		if err := makeDir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+		err = mkdir(dir)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+// checkDir refuses what is not a directory, and one that others may write to.
+func checkDir(dir string, stat func(string) (fs.FileInfo, error)) error {
+	info, err := stat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return fmt.Errorf("others may write to %s (mode %04o): run `chmod go-w` on it, or use another directory", dir, mode)
+	}
+	if uid := ownerOf(info); uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, not to %d who runs this: use a directory of one's own", dir, uid, os.Geteuid())
+	}
+	return nil
+}
+
+func recordFile(dir, id string) string    { return filepath.Join(dir, id+suffix) }
+func callerFile(dir, peer string) string  { return filepath.Join(dir, peersDir, peer+callerSuffix) }
+func helpersFile(dir, peer string) string { return filepath.Join(dir, peersDir, peer+helpersSuffix) }
+
+const maxName = 64
+
+// validName says whether s may be an id or a peer: it becomes the name of a file.
+func validName(s string) bool {
+	return s != "" && len(s) <= maxName && strings.IndexFunc(s, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) < 0
+}

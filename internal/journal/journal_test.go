@@ -1,0 +1,986 @@
+//go:build linux || darwin
+
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestRoundTrip(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "deep", "state")
+	a, b := open(t, dir), open(t, dir)
+	want := testBegin
+	if err := a.Begin(want); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteEnd(a.Dir(), want.ID, testEnd); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteEnd(a.Dir(), want.ID, End{Writer: "guard"}); err != nil {
+		t.Errorf("a second end: %v, want it to be ignored", err)
+	}
+	begin(t, a, "delivered")
+	for _, path := range append(slices.Collect(walk(t, dir)), dir) {
+		info, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode, want := info.Mode(), fs.FileMode(0o600); mode != want && mode != fs.ModeDir|0o700 {
+			t.Errorf("%s has mode %v", path, mode)
+		}
+	}
+	if err := a.Delivered("delivered"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var settled []Entry
+	got, err := b.Recover(context.Background(), 0, func(e Entry) End { settled = append(settled, e); return End{Writer: "ignored"} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Peer, want.Boot = a.Peer(), bootID()
+	if diff := cmp.Diff([]Entry{{want, &testEnd}}, got); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(settled, got); diff != "" {
+		t.Errorf("settle was told something else:\n%s", diff)
+	}
+	if got, err := given(t, b, 0); err != nil || len(got) > 0 {
+		t.Errorf("the second time: %v, %v, want none", got, err)
+	}
+	if diff := cmp.Diff([]string{"delivered.journal"}, names(t, dir, endedDir)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{want.ID + ".journal"}, names(t, dir, recoveredDir)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{b.Peer() + callerSuffix, b.Peer() + helpersSuffix}, names(t, dir, peersDir)); diff != "" {
+		t.Error(diff)
+	}
+	if bootID() == "" {
+		t.Error("this system's boot is unknown")
+	}
+}
+
+func walk(t *testing.T, dir string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for _, name := range names(t, dir) {
+			path := filepath.Join(dir, name)
+			if info, err := os.Lstat(path); err == nil && info.IsDir() {
+				walk(t, path)(yield)
+			}
+			if !yield(path) {
+				return
+			}
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir)
+	begin(t, j, "once")
+	for _, test := range []struct {
+		name string
+		err  error
+		want error // nil: any
+	}{
+		{"begin twice", j.Begin(Begin{ID: "once"}), fs.ErrExist},
+		{"begin without an id", j.Begin(Begin{}), nil},
+		{"begin with a path", j.Begin(Begin{ID: "../x"}), nil},
+		{"begin with a long id", j.Begin(Begin{ID: strings.Repeat("x", 65)}), nil},
+		{"begin too big", j.Begin(Begin{ID: "big", Program: strings.Repeat("x", maxRecordBytes)}), errTooBig},
+		{"begin at a time that is none", j.Begin(Begin{ID: "late", Began: time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)}), nil},
+		{"delivered unknown", j.Delivered("unknown"), fs.ErrNotExist},
+		{"delivered a path", j.Delivered("ended/x"), nil},
+		{"end unknown", WriteEnd(dir, "unknown", End{}), fs.ErrNotExist},
+		{"end a path", WriteEnd(dir, "ended/x", End{}), nil},
+		{"end too big", WriteEnd(dir, "once", End{Report: []byte(`"` + strings.Repeat("x", maxRecordBytes-100) + `"`)}), errTooBig},
+		{"end without JSON", WriteEnd(dir, "once", End{Report: []byte("{")}), nil},
+		{"hold unknown", Hold(dir, "unknown"), fs.ErrNotExist},
+		{"hold a path", Hold(dir, "../once"), nil},
+	} {
+		if test.err == nil || test.want != nil && !errors.Is(test.err, test.want) {
+			t.Errorf("%s: %v, want %v", test.name, test.err, test.want)
+		}
+	}
+	if diff := cmp.Diff([]string{"ended", "once.journal", "peers", "recover.lock", "recovered"}, names(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+	if err := errors.Join(j.Close(), j.Close()); err != nil {
+		t.Error(err)
+	}
+	_, err := j.Recover(context.Background(), 0, nil)
+	if !errors.Is(err, ErrClosed) || !errors.Is(j.Begin(Begin{ID: "late"}), ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+func TestDirectoriesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	with := func(name string, make func(path string) error) string {
+		path := filepath.Join(dir, name)
+		if err := make(path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	mode := func(mode os.FileMode) func(string) error {
+		return func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, mode)) }
+	}
+	tests := []struct{ path, want string }{
+		{"state", "not absolute"},
+		{"", "not absolute"},
+		{with("anybody", mode(0o777)), "chmod go-w"},
+		{with("sticky", mode(0o777|os.ModeSticky)), "chmod go-w"},
+		{with("group", mode(0o770)), "chmod go-w"},
+		{with("file", func(path string) error { return os.WriteFile(path, nil, 0o600) }), "not a directory"},
+		{with("inside", func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o700), os.Mkdir(filepath.Join(path, peersDir), 0o700), os.Chmod(filepath.Join(path, peersDir), 0o720))
+		}), "chmod go-w"},
+		{with("elsewhere", func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o700), os.Symlink(t.TempDir(), filepath.Join(path, endedDir)))
+		}), "not a directory"},
+	}
+	if os.Geteuid() == 0 {
+		tests = append(tests, struct{ path, want string }{
+			with("another's", func(path string) error { return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, 65534, -1)) }), "belongs to user 65534",
+		})
+	}
+	for _, test := range tests {
+		j, err := Open(test.path)
+		if err == nil {
+			_ = j.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), test.path) {
+			t.Errorf("%q: %v, want %q and the path", test.path, err, test.want)
+		}
+	}
+	for _, mode := range []os.FileMode{0o700, 0o755} {
+		path := filepath.Join(dir, fmt.Sprintf("fine%o", mode))
+		if err := errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+		open(t, path)
+	}
+}
+
+// A writer that is killed leaves any part of its line behind. The next one's
+// counts then, and only then.
+func TestEndAfterTornEnd(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir)
+	first, ends := mustEncode(t, testBegin, testEnd)
+	path := recordFile(j.Dir(), testBegin.ID)
+	for n := range len(ends[0]) + 1 {
+		write(t, path, append(slices.Clone(first), ends[0][:n]...))
+		if err := WriteEnd(j.Dir(), testBegin.ID, End{Writer: "guard"}); err != nil {
+			t.Fatal(err)
+		}
+		entry, err := readRecord(j.Dir(), testBegin.ID)
+		want := "guard"
+		if n >= len(ends[0])-1 {
+			want = testEnd.Writer
+		}
+		if err != nil || entry.End == nil || entry.End.Writer != want {
+			t.Fatalf("after %d of %d bytes: %+v, %v, want the end of %s", n, len(ends[0]), entry, err, want)
+		}
+	}
+	before, err := os.ReadFile(path)
+	again := WriteEnd(j.Dir(), testBegin.ID, End{Writer: "recover"})
+	after, afterErr := os.ReadFile(path)
+	if err := errors.Join(err, again, afterErr); err != nil || string(before) != string(after) {
+		t.Errorf("one more end: %v, the record is now %q", err, after)
+	}
+}
+
+// What cannot be taken for a record stays where it is, with a word about it;
+// what has nothing of a record stays without one. The rest is given.
+func TestForeignFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead := open(t, dir)
+	begin(t, dead, "fine", "torn", "flipped", "newer", "renamed", "big")
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	edit := func(id string, edit func([]byte) []byte) {
+		text, err := os.ReadFile(recordFile(dir, id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, recordFile(dir, id), edit(text))
+	}
+	edit("torn", func(b []byte) []byte { return b[:len(b)/2] })
+	edit("flipped", func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
+	edit("newer", func([]byte) []byte { return sealed([]byte(`{"begin":{"version":2,"id":"newer"}}`)) })
+	for _, err := range []error{
+		os.Rename(file("renamed.journal"), file("another.journal")),
+		os.Truncate(file("big.journal"), maxRecordBytes+1),
+		unix.Mkfifo(file("fifo.journal"), 0o600),
+		os.Symlink(recordFile(dir, "elsewhere"), file("link.journal")),
+		os.Symlink("/dev/zero", file("zero.journal")),
+		os.Mkdir(file("dir.journal"), 0o700),
+		unix.Mkfifo(filepath.Join(dir, peersDir, "fifo"+callerSuffix), 0o600),
+		unix.Mkfifo(filepath.Join(dir, peersDir, "pipe"+helpersSuffix), 0o600),
+		os.WriteFile(file("no-id.journal"), nil, 0o600),
+		os.WriteFile(file(".journal"), nil, 0o600),
+		os.WriteFile(file("notes.txt"), nil, 0o600),
+		os.WriteFile(file("fine.journal.bak"), []byte("x"), 0o600),
+		os.WriteFile(file("recovered/notes.txt"), nil, 0o600),
+		os.WriteFile(file("peers/notes.txt"), nil, 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, _ := mustEncode(t, Begin{Version: version, ID: "elsewhere", Peer: "dead"})
+	write(t, filepath.Join(t.TempDir(), "elsewhere.journal"), text)
+	before := slices.Sorted(walk(t, dir))
+
+	j := open(t, dir)
+	start := time.Now()
+	got, err := given(t, j, 0)
+	if took := time.Since(start); took > tooLong {
+		t.Errorf("it took %v: a FIFO must not block", took)
+	}
+	if diff := cmp.Diff(map[string]string{"fine": "recover"}, got); diff != "" {
+		t.Error(diff)
+	}
+	want := map[string]error{
+		"torn.journal": ErrDamaged, "flipped.journal": ErrDamaged, "newer.journal": ErrNewer, "another.journal": ErrDamaged,
+		"big.journal": errTooBig, "fifo.journal": errNotRegular, "link.journal": unix.ELOOP, "zero.journal": unix.ELOOP,
+		"dir.journal": errNotRegular, "no-id.journal": nil, ".journal": nil,
+		"peers/fifo.caller": errNotRegular, "peers/pipe.helpers": errNotRegular,
+	}
+	for _, wrong := range recordErrors(err) {
+		name, relErr := filepath.Rel(dir, wrong.Path)
+		cause, expected := want[name]
+		if relErr != nil || !expected || cause != nil && !errors.Is(wrong, cause) || !strings.Contains(wrong.Error(), wrong.Path) {
+			t.Errorf("%s: %v, want %v", name, wrong, cause)
+		}
+		delete(want, name)
+	}
+	for name := range want {
+		t.Errorf("%s was not reported", name)
+	}
+	after := slices.Sorted(walk(t, dir))
+	for _, path := range before {
+		if path != recordFile(dir, "fine") && !slices.Contains(after, path) {
+			t.Errorf("%s is gone", path)
+		}
+	}
+	// Nor does a helper wait for or write to what is no record.
+	for _, id := range []string{"fifo", "link", "zero", "dir", "torn", "newer", "big"} {
+		if err := WriteEnd(dir, id, testEnd); err == nil {
+			t.Errorf("%s has an end now", id)
+		}
+	}
+	if err := Hold(dir, "pipe"); !errors.Is(err, errNotRegular) {
+		t.Errorf("hold: %v, want %v", err, errNotRegular)
+	}
+}
+
+// recordErrors returns what is in a joined error.
+func recordErrors(err error) (all []*RecordError) {
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range many.Unwrap() {
+			all = append(all, recordErrors(err)...)
+		}
+		return all
+	}
+	var one *RecordError
+	if errors.As(err, &one) {
+		all = append(all, one)
+	}
+	return all
+}
+
+func init() {
+	roles["unreadable"] = func([]string) error {
+		if os.Geteuid() == 0 {
+			if err := errors.Join(syscall.Setgid(65534), syscall.Setuid(65534)); err != nil {
+				return err
+			}
+		}
+		dir, err := os.MkdirTemp(os.TempDir(), "journal-test-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		dead, err := Open(dir)
+		if err != nil {
+			return err
+		}
+		path := recordFile(dir, "secret")
+		if err := errors.Join(dead.Begin(Begin{ID: "secret"}), dead.Begin(Begin{ID: "fine"}), dead.Close(), os.Chmod(path, 0)); err != nil {
+			return err
+		}
+		j, err := Open(dir)
+		if err != nil {
+			return err
+		}
+		got, err := j.Recover(context.Background(), 0, settleAs("recover"))
+		wrong := recordErrors(err)
+		if len(got) != 1 || got[0].Begin.ID != "fine" || len(wrong) != 1 || wrong[0].Path != path || !errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("not readable: %v, %v", got, err)
+		}
+		if err := os.Chmod(path, 0o600); err != nil {
+			return err
+		}
+		if got, err = j.Recover(context.Background(), 0, settleAs("recover")); err != nil || len(got) != 1 || got[0].Begin.ID != "secret" {
+			return fmt.Errorf("readable again: %v, %v", got, err)
+		}
+		return nil
+	}
+}
+
+// In a process of its own, which gives up the superuser's rights.
+func TestUnreadableRecord(t *testing.T) {
+	t.Parallel()
+	p := play(t, "unreadable")
+	p.rest()
+	if err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+func init() {
+	// alive begins the ids it is given and lives until its input ends.
+	roles["alive"] = func(args []string) error {
+		j, err := Open(args[0])
+		if err != nil {
+			return err
+		}
+		for _, id := range args[1:] {
+			if err := j.Begin(Begin{ID: id}); err != nil {
+				return err
+			}
+		}
+		say("ready", j.Peer())
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		for _, id := range args[1:] {
+			if err := j.Delivered(id); err != nil {
+				return err
+			}
+		}
+		say("delivered")
+		return nil
+	}
+	// recover says what it is given.
+	roles["recover"] = func(args []string) error {
+		j, err := Open(args[0])
+		if err != nil {
+			return err
+		}
+		say("ready")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		got, err := j.Recover(context.Background(), tooLong, settleAs("recover"))
+		for _, entry := range got {
+			say("given", entry.Begin.ID)
+		}
+		return err
+	}
+}
+
+func TestLivingCallerKeepsItsRecords(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	alive, dead, j := play(t, "alive", dir, "a", "b"), open(t, dir), open(t, dir)
+	alive.line(t)
+	begin(t, dead, "c")
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []map[string]string{{"c": "recover"}, {}} {
+		if got, err := given(t, j, 0); err != nil || !maps.Equal(got, want) {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	}
+	alive.in.Close()
+	if line := alive.line(t); line != "delivered" {
+		t.Error(line)
+	}
+}
+
+// A Recover in the caller's own process must not open the caller's file, which
+// would give up the lock: somebody else would be given what is in flight.
+func TestOwnRecordsStay(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a, b := open(t, dir), open(t, dir)
+	begin(t, a, "a")
+	begin(t, b, "b")
+	for _, j := range []*Journal{a, b} {
+		if got, err := given(t, j, 0); err != nil || len(got) > 0 {
+			t.Errorf("%v, %v, want nothing of one's own", got, err)
+		}
+	}
+	other := play(t, "recover", dir)
+	other.in.Close()
+	if got := other.rest(); len(got) != 1 {
+		t.Errorf("another process was given %v", got[1:])
+	}
+}
+
+func TestCallerWhoseFilesAreMissingIsDead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	alive, j := play(t, "alive", dir, "a"), open(t, dir)
+	_, peer, _ := strings.Cut(alive.line(t), " ")
+	for _, path := range []string{callerFile(dir, peer), helpersFile(dir, peer)} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := given(t, j, 0); err != nil || !maps.Equal(got, map[string]string{"a": "recover"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func init() {
+	// inherits is a caller with a child that has all its descriptors.
+	roles["inherits"] = func(args []string) error {
+		j, err := Open(args[0])
+		if err != nil {
+			return err
+		}
+		if err := j.Begin(Begin{ID: "a"}); err != nil {
+			return err
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		child := exec.Command(self)
+		child.Env = append(os.Environ(), roleVar+"=child")
+		child.Stdin, child.Stdout = os.Stdin, os.Stdout
+		child.ExtraFiles = []*os.File{os.NewFile(uintptr(j.caller), "caller")}
+		if err := child.Start(); err != nil {
+			return err
+		}
+		return child.Wait()
+	}
+	roles["child"] = func([]string) error {
+		if err := unix.Fstat(3, new(unix.Stat_t)); err != nil {
+			return fmt.Errorf("the descriptor did not come through: %w", err)
+		}
+		say("ready")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		say("still here")
+		return nil
+	}
+}
+
+// A copy of the caller's descriptors does not keep it alive.
+func TestInheritedDescriptors(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	caller, j := play(t, "inherits", dir), open(t, dir)
+	caller.line(t)
+	if got, err := given(t, j, 0); err != nil || len(got) > 0 {
+		t.Errorf("the caller is alive: %v, %v", got, err)
+	}
+	if err := caller.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = caller.Process.Wait()
+	if got, err := given(t, j, 0); err != nil || !maps.Equal(got, map[string]string{"a": "recover"}) {
+		t.Errorf("the caller is dead: %v, %v", got, err)
+	}
+	caller.in.Close()
+	if line := caller.line(t); line != "still here" {
+		t.Error(line)
+	}
+}
+
+func init() {
+	// helper holds, and ends what it is told to when its input ends.
+	roles["helper"] = func(args []string) error {
+		if err := Hold(args[0], args[1]); err != nil {
+			return err
+		}
+		say("holding")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		for _, id := range args[2:] {
+			if err := WriteEnd(args[0], id, End{Writer: "helper"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func TestRecoverWaitsForHelpers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead, j := open(t, dir), open(t, dir)
+	begin(t, dead, "ended", "open", "lost")
+	helper := play(t, "helper", dir, dead.Peer(), "open")
+	helper.line(t)
+	if err := errors.Join(WriteEnd(dir, "ended", End{Writer: "supervisor"}), dead.Close()); err != nil {
+		t.Fatal(err)
+	}
+	// What has its end need not wait. The rest waits, but not for ever.
+	const limit = 200 * time.Millisecond
+	start := time.Now()
+	got, err := given(t, j, limit)
+	if took := time.Since(start); took < limit || took > tooLong {
+		t.Errorf("waited for %v, want %v", took, limit)
+	}
+	if !maps.Equal(got, map[string]string{"ended": "supervisor"}) || !errors.Is(err, ErrEnding) || len(recordErrors(err)) != 2 {
+		t.Errorf("%v, %v", got, err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	because := errors.New("because")
+	time.AfterFunc(20*time.Millisecond, func() { cancel(because) })
+	if got, err := j.Recover(ctx, time.Hour, nil); len(got) > 0 || !errors.Is(err, because) {
+		t.Errorf("canceled: %v, %v", got, err)
+	}
+	if !exists(helpersFile(dir, dead.Peer())) || !exists(callerFile(dir, dead.Peer())) {
+		t.Error("the files of a peer that still has helpers are gone")
+	}
+	time.AfterFunc(50*time.Millisecond, func() { helper.in.Close() })
+	got, err = given(t, j, time.Hour)
+	if err != nil || !maps.Equal(got, map[string]string{"open": "helper", "lost": "recover"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if exists(helpersFile(dir, dead.Peer())) || exists(callerFile(dir, dead.Peer())) {
+		t.Error("the files of a dead peer are still there")
+	}
+	if err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a late helper: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+// Between the opening and the locking of a late helper, Recover finds none.
+func TestLateHelperIsRefused(t *testing.T) { // not parallel: inject
+	dir := t.TempDir()
+	dead, j := open(t, dir), open(t, dir)
+	begin(t, dead, "a")
+	leave(dead.peer, dead.caller) // as if it was killed
+	dead.closed = true
+	t.Cleanup(func() { inject = nil })
+	inject = func(call string) error {
+		if call == "flock" {
+			inject = nil
+			if got, err := given(t, j, 0); err != nil || len(got) != 1 {
+				t.Errorf("%v, %v", got, err)
+			}
+		}
+		return nil
+	}
+	if err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+// What was read before the caller was known to be dead, or its helpers to be
+// gone, may have changed by then.
+func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: inject
+	t.Cleanup(func() { inject = nil })
+	for _, test := range []struct {
+		name   string
+		call   string // before which it changes
+		nth    int
+		change func(j *Journal) error
+		want   []string
+	}{
+		{"ended before the caller is known to be dead", "fcntl", 1, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
+		// The first flock is that of recover.lock.
+		{"ended before the helpers are known to be gone", "flock", 2, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
+		{"delivered before the caller is known to be dead", "fcntl", 1, func(j *Journal) error { return j.Delivered("a") }, nil},
+		{"delivered before the record is read", "read", 1, func(j *Journal) error { return j.Delivered("a") }, nil},
+	} {
+		dir := t.TempDir()
+		dead, j := open(t, dir), open(t, dir)
+		begin(t, dead, "a")
+		leave(dead.peer, dead.caller) // as if it was killed
+		dead.closed = true
+		calls := 0
+		inject = func(call string) error {
+			if call == test.call {
+				if calls++; calls == test.nth {
+					inject = nil
+					if err := test.change(dead); err != nil {
+						t.Errorf("%s: %v", test.name, err)
+					}
+				}
+			}
+			return nil
+		}
+		var settled []string
+		got, err := j.Recover(context.Background(), 0, func(e Entry) End {
+			if e.End == nil {
+				e.End = &End{}
+			}
+			settled = append(settled, e.End.Writer)
+			return End{Writer: "recover"}
+		})
+		if err != nil || !slices.Equal(settled, test.want) || len(got) != len(test.want) {
+			t.Errorf("%s: settled %q, given %v, %v, want %q", test.name, settled, got, err, test.want)
+		}
+	}
+}
+
+// Somebody who recovers at any moment of Open takes nothing away from it.
+func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: inject
+	dir := t.TempDir()
+	open(t, dir)
+	t.Cleanup(func() { inject = nil })
+	calls := 0
+	recover := func() {
+		p := play(t, "recover", dir)
+		p.in.Close()
+		if got := p.rest(); len(got) != 1 {
+			t.Errorf("given %v", got)
+		}
+	}
+	inject = func(call string) error {
+		if calls++; call == "fcntl" || call == "rename" || call == "open" || call == "fstat" {
+			recover()
+		}
+		return nil
+	}
+	j := open(t, dir)
+	inject = nil
+	begin(t, j, "a")
+	recover()
+	if !exists(callerFile(dir, j.Peer())) || !exists(helpersFile(dir, j.Peer())) || !exists(recordFile(dir, "a")) {
+		t.Errorf("something is gone: %v", slices.Collect(walk(t, dir)))
+	}
+}
+
+// What is durable was synced before it was given its name, or was reported.
+func TestOrderOfCalls(t *testing.T) { // not parallel: inject
+	dir := t.TempDir()
+	dead, j := open(t, dir), open(t, dir)
+	t.Cleanup(func() { inject = nil })
+	var calls []string
+	record := func(do func() error) string {
+		calls = nil
+		inject = func(call string) error {
+			if call != "fstat" && call != "read" && call != "unlink" {
+				calls = append(calls, call)
+			}
+			return nil
+		}
+		if err := do(); err != nil {
+			t.Error(err)
+		}
+		inject = nil
+		return strings.Join(calls, " ")
+	}
+	end := func() error { return WriteEnd(dir, "a", End{}) }
+	for _, test := range []struct {
+		name string
+		do   func() error
+		want string
+	}{
+		{"begin", func() error { return dead.Begin(Begin{ID: "a"}) }, "open write fsync rename open fsync"},
+		{"end", end, "open write fsync"},
+		{"end, that was not synced maybe", end, "open fsync"},
+		{"delivered", func() error { return dead.Delivered("a") }, "rename"},
+	} {
+		if got := record(test.do); got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
+	}
+	begin(t, dead, "b")
+	_ = dead.Close()
+	got := record(func() error { _, err := given(t, j, 0); return err })
+	if want := "write fsync rename open fsync open fsync"; !strings.HasSuffix(got, want) {
+		t.Errorf("recover: %s, want it to end with %s", got, want)
+	}
+}
+
+func TestOneRecoversAtATime(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead, j := open(t, dir), open(t, dir)
+	begin(t, dead, "a")
+	_ = dead.Close()
+	path := filepath.Join(dir, recoverLock)
+	fd, err := openFile(path, forLocking)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locked, err := flockExclusive(fd, path); !locked {
+		t.Fatal(err)
+	}
+	const limit = 50 * time.Millisecond
+	start := time.Now()
+	got, err := given(t, j, limit)
+	if took := time.Since(start); took < limit || took > tooLong || len(got) > 0 || !errors.Is(err, ErrRecovering) {
+		t.Errorf("%v after %v, %v, want %v", got, took, err, ErrRecovering)
+	}
+	closeFile(fd)
+	if got, err := given(t, j, 0); err != nil || len(got) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestRecoverersAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead := open(t, dir)
+	for i := range 100 {
+		begin(t, dead, fmt.Sprint("a", i))
+	}
+	others := []*process{play(t, "recover", dir), play(t, "recover", dir)}
+	for _, p := range others {
+		p.line(t)
+	}
+	_ = dead.Close()
+	var mu sync.Mutex
+	times := map[string]int{}
+	var wg sync.WaitGroup
+	for range 3 {
+		j := open(t, dir)
+		wg.Go(func() {
+			got, err := given(t, j, tooLong)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for id := range got {
+				times[id]++
+			}
+		})
+	}
+	for _, p := range others {
+		p.in.Close()
+		wg.Go(func() {
+			got := p.rest()
+			mu.Lock()
+			defer mu.Unlock()
+			for _, line := range got {
+				times[strings.TrimPrefix(line, "given ")]++
+			}
+		})
+	}
+	wg.Wait()
+	for i := range 100 {
+		if id := fmt.Sprint("a", i); times[id] != 1 {
+			t.Errorf("%s was given %d times", id, times[id])
+		}
+	}
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead, j := open(t, dir), open(t, dir)
+	j.historyAge, j.historyCount = time.Hour, 3
+	old := func(age time.Duration, parts ...string) {
+		path := filepath.Join(append([]string{dir}, parts...)...)
+		if !exists(path) {
+			write(t, path, nil)
+		}
+		if err := os.Chtimes(path, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, part := range []string{endedDir, recoveredDir} {
+		old(time.Minute, part, "b1.journal")
+		old(2*time.Minute, part, "a2.journal")
+		old(2*time.Hour, part, "c3.journal")
+		old(48*time.Hour, part, "notes.txt")
+		old(48*time.Hour, part, "no-id.journal")
+	}
+	old(4*time.Minute, recoveredDir, "e4.journal")
+	old(3*time.Minute, recoveredDir, "f3.journal")
+	begin(t, dead, "inflight", "mine")
+	old(48*time.Hour, "inflight.journal")
+	begin(t, j, "own")
+	old(48*time.Hour, "own.journal")
+	_ = dead.Close()
+
+	if _, err := given(t, j, 0); err != nil {
+		t.Fatal(err)
+	}
+	for part, want := range map[string][]string{
+		endedDir:     {"a2.journal", "b1.journal", "no-id.journal", "notes.txt"},
+		recoveredDir: {"a2.journal", "b1.journal", "f3.journal", "inflight.journal", "mine.journal", "no-id.journal", "notes.txt"},
+	} {
+		if diff := cmp.Diff(want, names(t, dir, part)); diff != "" {
+			t.Errorf("%s:\n%s", part, diff)
+		}
+	}
+	// And now and then when something is delivered.
+	j.historyCount = 1
+	j.delivered.Store(pruneEvery - 1)
+	if err := j.Delivered("own"); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"b1.journal", "no-id.journal", "notes.txt"}, names(t, dir, endedDir)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestUnfinishedFilesAreRemovedWhenOld(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir)
+	for _, name := range []string{".tmp-new", ".tmp-old", "peers/.tmp-new", "peers/.tmp-old"} {
+		write(t, filepath.Join(dir, name), nil)
+		if strings.HasSuffix(name, "old") {
+			if err := os.Chtimes(filepath.Join(dir, name), time.Time{}, time.Now().Add(-25*time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := given(t, j, 0); err != nil {
+		t.Error(err)
+	}
+	if got := names(t, dir); !slices.Contains(got, ".tmp-new") || slices.Contains(got, ".tmp-old") {
+		t.Error(got)
+	}
+	if got := names(t, dir, peersDir); !slices.Contains(got, ".tmp-new") || slices.Contains(got, ".tmp-old") {
+		t.Error(got)
+	}
+}
+
+// life is one of everything: an invocation delivered, one that is recovered with
+// its end and one without.
+func life(dir string) (given []string, delivered bool, err error) {
+	a, err := Open(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	b, err := Open(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, id := range []string{"delivered", "ended", "open"} {
+		if err := b.Begin(Begin{ID: id}); err != nil {
+			return nil, false, errors.Join(err, b.Close())
+		}
+	}
+	err = errors.Join(WriteEnd(dir, "delivered", End{Writer: "helper"}), WriteEnd(dir, "ended", End{Writer: "helper"}))
+	deliverErr := b.Delivered("delivered")
+	err = errors.Join(err, deliverErr, b.Close())
+	got, recoverErr := a.Recover(context.Background(), 0, settleAs("recover"))
+	for _, entry := range got {
+		given = append(given, entry.Begin.ID)
+	}
+	return given, deliverErr == nil, errors.Join(err, recoverErr)
+}
+
+func TestInterruptedCalls(t *testing.T) { // not parallel: inject
+	t.Cleanup(func() { inject = nil })
+	calls := map[string]int{}
+	inject = func(call string) error {
+		if calls[call]++; calls[call]%2 == 1 {
+			return unix.EINTR
+		}
+		return nil
+	}
+	got, _, err := life(t.TempDir())
+	if err != nil || !slices.Equal(got, []string{"ended", "open"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, call := range []string{"open", "fstat", "read", "write", "fsync", "rename", "unlink", "mkdir", "fcntl", "flock"} {
+		if calls[call] < 2 {
+			t.Errorf("%s was not made", call)
+		}
+	}
+}
+
+// Each call fails once. It is said, no descriptor stays open, and nothing is
+// given twice or lost.
+func TestFailingCalls(t *testing.T) { // not parallel: inject, descriptors
+	t.Cleanup(func() { inject = nil })
+	descriptors(t)
+	before := descriptors(t)
+	for n, failed := 1, true; failed; n++ {
+		dir := filepath.Join(t.TempDir(), "state")
+		calls, which := 0, ""
+		inject = func(call string) error {
+			if calls++; calls == n {
+				which = call
+				return unix.EIO
+			}
+			return nil
+		}
+		first, delivered, err := life(dir)
+		inject = nil
+		if failed = which != ""; failed && !errors.Is(err, unix.EIO) {
+			t.Errorf("call %d, %s: failed and nothing was said: %v", n, which, err)
+		}
+		j, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inFlight, _ := recordsIn(dir)
+		second, err := given(t, j, 0)
+		if err != nil || len(second) != len(inFlight) {
+			t.Errorf("call %d, %s: in flight %v, later given %v, %v", n, which, inFlight, second, err)
+		}
+		for _, id := range first {
+			if _, twice := second[id]; twice {
+				t.Errorf("call %d, %s: %s was given twice", n, which, id)
+			}
+		}
+		if _, again := second["delivered"]; again && delivered {
+			t.Errorf("call %d, %s: given though delivered", n, which)
+		}
+		for _, name := range names(t, dir, peersDir) {
+			if !strings.HasPrefix(name, j.Peer()) && !strings.HasPrefix(name, tempPre) {
+				t.Errorf("call %d, %s: %s is still there", n, which, name)
+			}
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+		if n > 1000 {
+			t.Fatal("it does not end")
+		}
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors, want %d", after, before)
+	}
+}
+
+// descriptors returns how many this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	return len(names(t, "/dev/fd"))
+}
+
+func BenchmarkInvocation(b *testing.B) {
+	j := open(b, b.TempDir())
+	report := []byte(`{"exit":{"code":0},"note":"` + strings.Repeat("x", 1000) + `"}`)
+	for i := 0; b.Loop(); i++ {
+		id := fmt.Sprint("a", i)
+		begin(b, j, id)
+		if err := errors.Join(WriteEnd(j.Dir(), id, End{Writer: "supervisor", Report: report}), j.Delivered(id)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

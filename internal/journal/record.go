@@ -1,0 +1,217 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+	"unicode/utf8"
+)
+
+// A record is lines: eight hex digits, the CRC-32 (IEEE) of what follows the
+// space after them, and there one JSON object. The first line has the begin, a
+// later one the end, and the first end counts.
+//
+// A line whose checksum is wrong was torn: its writer was killed, or the system
+// crashed before the line was on the disk. As the first line that is damage,
+// because the first line is made in one step. After it, it is no end. A line
+// feed separates lines: whole but for that, a line counts, because the next
+// writer adds it.
+
+// version of the format. A record of a later one is not understood here.
+const version = 1
+
+// maxRecordBytes bounds a record, so that a planted one does not take all memory.
+const maxRecordBytes = 16 << 20
+
+var errTooBig = fmt.Errorf("larger than %d bytes", maxRecordBytes)
+
+// Entry is a record.
+type Entry struct {
+	Begin Begin
+	End   *End // nil: nobody has written one
+}
+
+// line is what a line holds: one of the two.
+type line struct {
+	Begin *beginLine `json:"begin,omitempty"`
+	End   *endLine   `json:"end,omitempty"`
+}
+
+type beginLine struct {
+	Version int       `json:"version"`
+	ID      text      `json:"id"`
+	Program text      `json:"program"`
+	Owner   text      `json:"owner,omitempty"`
+	Session bool      `json:"session,omitempty"`
+	Began   time.Time `json:"began"`
+	Peer    text      `json:"peer"`
+	Boot    text      `json:"boot,omitempty"`
+	Cgroup  text      `json:"cgroup,omitempty"`
+	TempDir text      `json:"temp_dir,omitempty"`
+	TempDev uint64    `json:"temp_dev,omitempty"`
+	TempIno uint64    `json:"temp_ino,omitempty"`
+}
+
+type endLine struct {
+	Writer text            `json:"writer"`
+	At     time.Time       `json:"at"`
+	Report json.RawMessage `json:"report,omitempty"`
+}
+
+// text is a string that need not be UTF-8, which a JSON string has to be: then
+// it is an object with its bytes.
+type text string
+
+type notUTF8 struct {
+	Base64 []byte `json:"base64"`
+}
+
+func (t text) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(t)) {
+		return json.Marshal(string(t))
+	}
+	return json.Marshal(notUTF8{[]byte(t)})
+}
+
+func (t *text) UnmarshalJSON(b []byte) error {
+	if b[0] == '{' {
+		var raw notUTF8
+		err := json.Unmarshal(b, &raw)
+		*t = text(raw.Base64)
+		return err
+	}
+	return json.Unmarshal(b, (*string)(t))
+}
+
+func encodeBegin(b Begin) ([]byte, error) {
+	return encodeLine(line{Begin: &beginLine{
+		Version: b.Version, ID: text(b.ID), Program: text(b.Program), Owner: text(b.Owner), Session: b.Session,
+		Began: b.Began.UTC(), Peer: text(b.Peer), Boot: text(b.Boot), Cgroup: text(b.Cgroup),
+		TempDir: text(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
+	}})
+}
+
+func encodeEnd(e End) ([]byte, error) {
+	return encodeLine(line{End: &endLine{Writer: text(e.Writer), At: e.At.UTC(), Report: e.Report}})
+}
+
+func encodeLine(l line) ([]byte, error) {
+	var body bytes.Buffer
+	encoder := json.NewEncoder(&body)
+	encoder.SetEscapeHTML(false) // a report stays as it is
+	if err := encoder.Encode(l); err != nil {
+		return nil, err
+	}
+	if body.Len()+len("01234567 ") > maxRecordBytes {
+		return nil, errTooBig
+	}
+	return sealed(bytes.TrimSuffix(body.Bytes(), []byte{'\n'})), nil
+}
+
+// sealed returns body as a line.
+func sealed(body []byte) []byte {
+	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(body), body)
+}
+
+// unsealed returns what is in a line, false if it was torn.
+func unsealed(b []byte) (body []byte, ok bool) {
+	sum, body, found := bytes.Cut(b, []byte{' '})
+	return body, found && string(sum) == fmt.Sprintf("%08x", crc32.ChecksumIEEE(body))
+}
+
+var errFirstLine = fmt.Errorf("%w: the first line is torn", ErrDamaged)
+
+// parseRecord returns what is in the record of the invocation id.
+func parseRecord(b []byte, id string) (Entry, error) {
+	first, rest, _ := bytes.Cut(b, []byte{'\n'})
+	body, ok := unsealed(first)
+	if !ok {
+		return Entry{}, errFirstLine
+	}
+	begin, err := decodeBegin(body)
+	if err != nil {
+		return Entry{}, err
+	}
+	if begin.ID != id {
+		return Entry{}, fmt.Errorf("%w: it is of the invocation %q", ErrDamaged, begin.ID)
+	}
+	entry := Entry{Begin: begin}
+	for len(rest) > 0 && entry.End == nil {
+		first, rest, _ = bytes.Cut(rest, []byte{'\n'})
+		if body, ok := unsealed(first); ok {
+			if entry.End, err = decodeEnd(body); err != nil {
+				return Entry{}, err
+			}
+		}
+	}
+	return entry, nil
+}
+
+func decodeBegin(body []byte) (Begin, error) {
+	// The version first: the rest may be of a form that is not known here.
+	var v struct {
+		Begin struct {
+			Version int `json:"version"`
+		} `json:"begin"`
+	}
+	if err := json.Unmarshal(body, &v); err != nil {
+		return Begin{}, fmt.Errorf("%w: its begin: %w", ErrDamaged, err)
+	}
+	if v.Begin.Version > version {
+		return Begin{}, fmt.Errorf("%w: %d", ErrNewer, v.Begin.Version)
+	}
+	var l line
+	if err := json.Unmarshal(body, &l); err != nil {
+		return Begin{}, fmt.Errorf("%w: its begin: %w", ErrDamaged, err)
+	}
+	if l.Begin == nil || l.End != nil || l.Begin.Version != version {
+		return Begin{}, fmt.Errorf("%w: the first line is no begin", ErrDamaged)
+	}
+	b := l.Begin
+	if !validName(string(b.ID)) || !validName(string(b.Peer)) {
+		return Begin{}, fmt.Errorf("%w: its id or peer cannot be one", ErrDamaged)
+	}
+	return Begin{
+		Version: b.Version, ID: string(b.ID), Program: string(b.Program), Owner: string(b.Owner), Session: b.Session,
+		Began: b.Began.UTC(), Peer: string(b.Peer), Boot: string(b.Boot), Cgroup: string(b.Cgroup),
+		TempDir: string(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
+	}, nil
+}
+
+func decodeEnd(body []byte) (*End, error) {
+	var l line
+	if err := json.Unmarshal(body, &l); err != nil {
+		return nil, fmt.Errorf("%w: its end: %w", ErrDamaged, err)
+	}
+	if l.End == nil || l.Begin != nil {
+		// A whole line that is something else is not from here.
+		return nil, fmt.Errorf("%w: a line after the first is no end", ErrDamaged)
+	}
+	return &End{Writer: string(l.End.Writer), At: l.End.At.UTC(), Report: l.End.Report}, nil
+}
+
+// readRecord reads a record in flight. The error wraps fs.ErrNotExist if it is
+// not (any more); every other is a *RecordError.
+func readRecord(dir, id string) (Entry, error) {
+	path := recordFile(dir, id)
+	if !validName(id) {
+		return Entry{}, &RecordError{path, errors.New("the name of the file is not that of a record")}
+	}
+	fd, err := openFile(path, forReading)
+	if err != nil {
+		return Entry{}, &RecordError{path, err}
+	}
+	defer closeFile(fd)
+	b, err := readAll(fd, path, maxRecordBytes)
+	if err != nil {
+		return Entry{}, &RecordError{path, err}
+	}
+	entry, err := parseRecord(b, id)
+	if err != nil {
+		return Entry{}, &RecordError{path, err}
+	}
+	return entry, nil
+}
