@@ -70,6 +70,7 @@ type (
 		LeftAlive  []jsonProcess  `json:"left_alive"`
 		Suspects   []jsonProcess  `json:"suspects"`
 		TempDirs   []jsonTempDir  `json:"temp_dirs"`
+		Journal    string         `json:"journal_error,omitempty"`
 		ElapsedMS  raw            `json:"elapsed_ms"`
 	}
 	jsonStep struct {
@@ -171,6 +172,7 @@ func (w *writer) cleanup(c Cleanup) *jsonCleanup {
 		LeftAlive:  w.processes("cleanup.left_alive", c.LeftAlive),
 		Suspects:   w.processes("cleanup.suspects", c.Suspects),
 		TempDirs:   make([]jsonTempDir, 0, len(c.TempDirs)),
+		Journal:    c.JournalError,
 		ElapsedMS:  millis(c.Elapsed),
 	}
 	for _, s := range c.Steps {
@@ -188,7 +190,7 @@ func (w *writer) cleanup(c Cleanup) *jsonCleanup {
 		j.TempDirs = append(j.TempDirs, jsonTempDir(t))
 	}
 	if c.Result == "" {
-		if c.Proof == "" && !c.HelperLost && c.EndedMore == 0 && c.Elapsed == 0 &&
+		if c.Proof == "" && !c.HelperLost && c.EndedMore == 0 && c.Elapsed == 0 && c.JournalError == "" &&
 			len(c.Steps)+len(c.Ended)+len(c.Survivors)+len(c.LeftAlive)+len(c.Suspects)+len(c.TempDirs) == 0 {
 			return nil
 		}
@@ -511,6 +513,8 @@ func (r *reader) cleanup(j *jsonCleanup) Cleanup {
 		LeftAlive:  r.processes("cleanup.left_alive", j.LeftAlive),
 		Suspects:   r.processes("cleanup.suspects", j.Suspects),
 		Elapsed:    r.millis("cleanup.elapsed_ms", j.ElapsedMS),
+
+		JournalError: j.Journal,
 	}
 	for i, s := range j.Steps {
 		field := at("cleanup.steps", i)

@@ -104,6 +104,8 @@ func (m *maker) outcome() Outcome {
 			LeftAlive: list(m, m.process), Suspects: list(m, m.process),
 			TempDirs: list(m, func() TempDir { return TempDir{m.text(), m.text()} }),
 			Elapsed:  time.Duration(m.int()),
+
+			JournalError: m.text(),
 		}
 	}
 	switch kind := m.byte() % 4; {
@@ -285,7 +287,7 @@ func asWritten(o Outcome) Outcome {
 	for _, d := range dirs {
 		c.TempDirs = append(c.TempDirs, TempDir{text(d.Path), text(d.Error)})
 	}
-	c.LeftAlive, c.Suspects = all(c.LeftAlive), all(c.Suspects)
+	c.LeftAlive, c.Suspects, c.JournalError = all(c.LeftAlive), all(c.Suspects), text(c.JournalError)
 	o.Cleanup = c
 	return o
 }

@@ -57,7 +57,9 @@ func samples() map[string]Outcome {
 			LeftAlive: []Process{sampleProc},
 			Suspects:  []Process{sampleProc, {}},
 			TempDirs:  []TempDir{{"/tmp/x", "device or resource busy"}},
-			Elapsed:   5 * time.Second,
+
+			JournalError: "no space left on device",
+			Elapsed:      5 * time.Second,
 		},
 	}
 	full.SetErr(Why{Program: "sleep", Timeout: time.Minute})
@@ -189,6 +191,7 @@ func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
 			c.LeftAlive = append(c.LeftAlive, proc())
 			c.Suspects = append(c.Suspects, proc())
 			c.TempDirs = append(c.TempDirs, TempDir{text(), text()})
+			c.JournalError = text()
 		}
 		o.Cleanup = c
 	}

@@ -141,14 +141,17 @@ type Cleanup struct {
 	Proof  Proof
 	// HelperLost: the supervisor died, hung or broke the protocol.
 	HelperLost bool
-	Steps      []Step        // the stop ladder as it was climbed; nil if there was none
-	Ended      []Ended       // what had to be ended, in order of the last signal
-	EndedMore  int           // how many more there were, not listed
-	Survivors  []Survivor    // alive when the bound ran out
-	LeftAlive  []Process     // with AfterExit Leave: what was left
-	Suspects   []Process     // macOS: perhaps of the tree; never signalled
-	TempDirs   []TempDir     // temporary directories that could not be removed
-	Elapsed    time.Duration // from the first step to the end of the cleanup
+	Steps      []Step     // the stop ladder as it was climbed; nil if there was none
+	Ended      []Ended    // what had to be ended, in order of the last signal
+	EndedMore  int        // how many more there were, not listed
+	Survivors  []Survivor // alive when the bound ran out
+	LeftAlive  []Process  // with AfterExit Leave: what was left
+	Suspects   []Process  // macOS: perhaps of the tree; never signalled
+	TempDirs   []TempDir  // temporary directories that are not removed
+	// JournalError is why the end is not in the journal; "" if it is, or there is
+	// no journal.
+	JournalError string
+	Elapsed      time.Duration // from the first step to the end of the cleanup
 }
 
 // StepName names a rung of the stop ladder.
@@ -191,7 +194,7 @@ type Survivor struct {
 	Reason string // for example "operation not permitted: it runs as uid 0"
 }
 
-// TempDir is a temporary directory that could not be removed.
+// TempDir is a temporary directory that is not removed, and why.
 type TempDir struct {
 	Path  string
 	Error string

@@ -46,7 +46,8 @@ type Begin struct {
 	Began   time.Time
 	Peer    string // the caller; set by the package
 	Boot    string // of the system, "" if unknown; set by the package
-	Cgroup  string // the caller's
+	Holder  int    // the pid of the supervisor that has it
+	Cgroup  string // the supervisor's
 	TempDir string
 	// TempDev and TempIno are the device and inode of TempDir, which tell it
 	// from another directory that got its name.

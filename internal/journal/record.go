@@ -49,6 +49,7 @@ type beginLine struct {
 	Began   time.Time `json:"began"`
 	Peer    text      `json:"peer"`
 	Boot    text      `json:"boot,omitempty"`
+	Holder  int       `json:"holder,omitempty"`
 	Cgroup  text      `json:"cgroup,omitempty"`
 	TempDir text      `json:"temp_dir,omitempty"`
 	TempDev uint64    `json:"temp_dev,omitempty"`
@@ -89,7 +90,7 @@ func (t *text) UnmarshalJSON(b []byte) error {
 func encodeBegin(b Begin) ([]byte, error) {
 	return encodeLine(line{Begin: &beginLine{
 		Version: b.Version, ID: text(b.ID), Program: text(b.Program), Owner: text(b.Owner), Session: b.Session,
-		Began: b.Began.UTC(), Peer: text(b.Peer), Boot: text(b.Boot), Cgroup: text(b.Cgroup),
+		Began: b.Began.UTC(), Peer: text(b.Peer), Boot: text(b.Boot), Holder: b.Holder, Cgroup: text(b.Cgroup),
 		TempDir: text(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
 	}})
 }
@@ -176,7 +177,7 @@ func decodeBegin(body []byte) (Begin, error) {
 	}
 	return Begin{
 		Version: b.Version, ID: string(b.ID), Program: string(b.Program), Owner: string(b.Owner), Session: b.Session,
-		Began: b.Began.UTC(), Peer: string(b.Peer), Boot: string(b.Boot), Cgroup: string(b.Cgroup),
+		Began: b.Began.UTC(), Peer: string(b.Peer), Boot: string(b.Boot), Holder: b.Holder, Cgroup: string(b.Cgroup),
 		TempDir: string(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
 	}, nil
 }

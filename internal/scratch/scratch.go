@@ -7,6 +7,7 @@ package scratch
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -16,24 +17,38 @@ import (
 const prefix = "curfew-"
 
 // Dir is a private temporary directory. Its identity is the inode: the name can
-// be given to another.
+// be given to another. Both numbers are 0 as long as it is not made; then any
+// directory of ours with that name is taken for it.
 type Dir struct {
 	Path     string // absolute
 	Dev, Ino uint64
 }
 
-// Make makes a directory below parent that is empty and open to this user only,
-// whatever the umask. An empty parent stands for os.TempDir(). The directory is
-// the caller's, who ends it with Remove.
-func Make(parent string) (Dir, error) {
-	d, err := makeDir(parent)
+// Name returns the path of a directory that is to be made below parent, so that
+// it can be recorded before. An empty parent stands for os.TempDir(). id is part of
+// the name, and must be of letters and digits that nobody can guess.
+func Name(parent, id string) (string, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	parent, err := filepath.Abs(parent)
+	if err != nil {
+		return "", fmt.Errorf("scratch: name a temporary directory: %w", err)
+	}
+	return filepath.Join(parent, prefix+id), nil
+}
+
+// Make makes the directory that Name has named, empty and open to this user only,
+// whatever the umask. It is the caller's, who ends it with Remove.
+func Make(path string) (Dir, error) {
+	d, err := makeDir(path)
 	if err != nil {
 		return Dir{}, fmt.Errorf("scratch: make a temporary directory: %w", err)
 	}
 	return d, nil
 }
 
-// Check returns an error for what Make cannot have returned. It looks at the
+// Check returns an error for what neither Name nor Make can have returned. It looks at the
 // values only: they may come from another process.
 func (d Dir) Check() error {
 	wrong := ""
@@ -46,8 +61,8 @@ func (d Dir) Check() error {
 		wrong = "is not a clean path"
 	case !strings.HasPrefix(base, prefix) || base == prefix:
 		wrong = "has a name that does not begin with " + prefix
-	case d.Ino == 0:
-		wrong = "has no inode"
+	case d.Ino == 0 && d.Dev != 0:
+		wrong = "has a device and no inode"
 	default:
 		return nil
 	}

@@ -29,16 +29,8 @@ const (
 	dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 )
 
-func makeDir(parent string) (Dir, error) {
-	if parent == "" {
-		parent = os.TempDir()
-	}
-	parent, err := filepath.Abs(parent)
-	if err != nil {
-		return Dir{}, err
-	}
-	path, err := os.MkdirTemp(parent, prefix)
-	if err != nil {
+func makeDir(path string) (Dir, error) {
+	if err := os.Mkdir(path, 0o700); err != nil {
 		return Dir{}, err
 	}
 	d := Dir{Path: path}
@@ -69,6 +61,9 @@ func remove(d Dir, until time.Time) error {
 	defer unix.Close(at)
 
 	is := func(st *unix.Stat_t) error {
+		if d.Ino == 0 && isDir(st) && ours(st) {
+			d.Dev, d.Ino = uint64(st.Dev), st.Ino // from now on
+		}
 		if uint64(st.Dev) != d.Dev || st.Ino != d.Ino || !isDir(st) || !ours(st) {
 			return errOther
 		}

@@ -4,6 +4,7 @@ package scratch
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,12 +38,24 @@ func TestMake(t *testing.T) {
 	t.Chdir(filepath.Dir(parent))
 	t.Setenv("TMPDIR", parent)
 	for _, from := range []string{parent, "", filepath.Base(parent)} {
-		d, err := Make(from)
+		path, err := Name(from, rand.Text())
+		must(t, err)
+		named := Dir{Path: path}
+		if err := named.Check(); err != nil {
+			t.Errorf("Name(%q) returned what Check refuses: %v", from, err)
+		}
+		if err := removed(t, named); err != nil {
+			t.Errorf("Remove of what is not made yet: %v", err)
+		}
+		d, err := Make(path)
 		if err != nil {
-			t.Fatalf("Make(%q): %v", from, err)
+			t.Fatalf("Make(%q): %v", path, err)
 		}
 		if err := d.Check(); err != nil {
-			t.Errorf("Make(%q) returned what Check refuses: %v", from, err)
+			t.Errorf("Make(%q) returned what Check refuses: %v", path, err)
+		}
+		if _, err := Make(path); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("Make of what is there: %v", err)
 		}
 		if got, want := resolve(t, filepath.Dir(d.Path)), resolve(t, parent); got != want {
 			t.Errorf("Make(%q) made %s, want it in %s", from, d.Path, want)
@@ -61,8 +74,13 @@ func TestMake(t *testing.T) {
 		if err := removed(t, d); err != nil {
 			t.Errorf("Remove of what is gone: %v", err)
 		}
+		// By the name alone, as it was recorded before.
+		d, err = Make(path)
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(d.Path, "x"), nil, 0o600))
+		gone(t, named)
 	}
-	if _, err := Make(filepath.Join(parent, "missing")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Make(filepath.Join(parent, "missing", "curfew-1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Make in a directory that is not there: %v", err)
 	}
 	d := Dir{filepath.Join(parent, "missing", "curfew-1"), 1, 1}
@@ -79,7 +97,7 @@ func TestMakeUnderAUmask(t *testing.T) {
 		return
 	}
 	defer syscall.Umask(syscall.Umask(0o777))
-	d, err := Make(os.Getenv(dirVar))
+	d, err := Make(filepath.Join(os.Getenv(dirVar), "curfew-1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -605,7 +623,9 @@ func removed(t *testing.T, d Dir) error {
 // makeIn makes a directory, which is gone after the test, whatever happens.
 func makeIn(t *testing.T, parent string) Dir {
 	t.Helper()
-	d, err := Make(parent)
+	path, err := Name(parent, rand.Text())
+	must(t, err)
+	d, err := Make(path)
 	must(t, err)
 	t.Cleanup(func() { wipe(d.Path) })
 	return d
