@@ -21,9 +21,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"curfew/internal/journal"
 	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
@@ -46,6 +48,13 @@ type Options struct {
 	// way. 0 is never. What a server works on does not count, so it must be longer
 	// than the longest answer takes.
 	IdleTimeout time.Duration
+	// StateDir, if not "", is the directory of a journal: what is in flight is
+	// recorded there, on disk, before it starts, and its end before it is reported,
+	// so that Recover can tell a later caller what became of it if this one dies.
+	// It is made if it is not there, and several callers may share it. It should be
+	// on a local file system. It holds no arguments, environment or output. What has
+	// ended is kept for 30 days, and the last 1000.
+	StateDir string
 	// Logger, if not nil, gets one line when an invocation starts and one when
 	// it ends. Never arguments, environment, input or output.
 	Logger *slog.Logger
@@ -54,8 +63,9 @@ type Options struct {
 // Adapter runs commands and keeps a register of what it runs. The zero value is
 // one with the zero Options. It is safe for concurrent use.
 type Adapter struct {
-	pool supervisor.Pool
-	log  *slog.Logger
+	pool    supervisor.Pool
+	journal *journal.Journal // nil: none
+	log     *slog.Logger
 
 	noCgroup bool
 
@@ -82,10 +92,21 @@ func New(o Options) (*Adapter, error) {
 	if o.IdleTimeout < 0 {
 		return nil, fmt.Errorf("adapter: Options.IdleTimeout %v is negative; 0 means none", o.IdleTimeout)
 	}
-	return &Adapter{
+	a := &Adapter{
 		pool: supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
 		log:  o.Logger, noCgroup: o.NoCgroup, idleTimeout: o.IdleTimeout,
-	}, nil
+	}
+	if o.StateDir != "" {
+		dir, err := filepath.Abs(o.StateDir)
+		if err != nil {
+			return nil, fmt.Errorf("adapter: Options.StateDir %q: %w", o.StateDir, err)
+		}
+		if a.journal, err = journal.Open(dir); err != nil {
+			return nil, err
+		}
+		a.pool.StateDir, a.pool.Peer = a.journal.Dir(), a.journal.Peer()
+	}
+	return a, nil
 }
 
 var shared = sync.OnceValue(func() *Adapter {
@@ -104,7 +125,7 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 
 // Invoke runs c and blocks until nothing of it is left, or until it is known
 // and reported that something is. From the end of ctx it takes at most
-// c.Bound().
+// c.Bound(), and 1 s more with Options.StateDir if the disk does not answer.
 //
 // The outcome is always complete. The error beside it states the same fact: it
 // is nil if the command succeeded, and otherwise outcome.ErrNotStarted (with an
@@ -256,6 +277,9 @@ func (a *Adapter) Shutdown(ctx context.Context) error {
 			defer close(a.down)
 			a.downErr = a.end(context.Background(), running, unproven, ErrShutdown)
 			a.pool.Close()
+			if a.journal != nil {
+				a.downErr = errors.Join(a.downErr, a.journal.Close())
+			}
 		}()
 	}
 	select {

@@ -48,6 +48,13 @@ func run(t *testing.T, a *Adapter, c Command) (outcome.Outcome, error) {
 // the end of the test.
 func newAdapter(t *testing.T, o ...Options) *Adapter {
 	t.Helper()
+	return newAdapterLeft(t, 0, o...)
+}
+
+// newAdapterLeft makes one of which so many invocations will not be shown to be
+// gone: a complaint for each is due.
+func newAdapterLeft(t *testing.T, unproven int, o ...Options) *Adapter {
+	t.Helper()
 	a, err := New(append(o, Options{})[0])
 	if err != nil {
 		t.Fatal(err)
@@ -55,8 +62,13 @@ func newAdapter(t *testing.T, o ...Options) *Adapter {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := a.Shutdown(ctx); err != nil {
-			t.Errorf("Shutdown: %v", err)
+		err := a.Shutdown(ctx)
+		complaints := 0
+		if all, ok := err.(interface{ Unwrap() []error }); ok {
+			complaints = len(all.Unwrap())
+		}
+		if (err != nil) != (unproven > 0) || complaints != unproven {
+			t.Errorf("Shutdown has %d complaints, want %d: %v", complaints, unproven, err)
 		}
 	})
 	return a

@@ -491,7 +491,7 @@ func all64(a *Adapter) error {
 // swept for: the cleanup says that this is no proof.
 func TestBothHelpersAreKilled(t *testing.T) {
 	t.Parallel()
-	a := newAdapter(t)
+	a := newAdapterLeft(t, 1)
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
 
@@ -55,6 +56,12 @@ type Command struct {
 	Kill <-chan struct{}
 	// AfterExit says what becomes of leftovers.
 	AfterExit AfterExit
+	// TempDir gives the CLI a private directory for temporary files, as its TMPDIR,
+	// which is removed with all that is in it when the tree is empty, also if the
+	// caller is dead by then. One that cannot be removed within 2 s, or at all, is
+	// reported in Cleanup.TempDirs. It is made in the caller's os.TempDir. Not with
+	// AfterExit Leave: who is left could use it.
+	TempDir bool
 	// MaxOutput is how many bytes of each stream are kept in the Outcome: its
 	// head and its tail, half and half. 0 means DefaultMaxOutput, negative
 	// means none.
@@ -131,7 +138,12 @@ func (p StopPolicy) Bound() time.Duration {
 
 // Bound is the longest time from a cancellation of c to the return of Invoke,
 // whatever the CLI does.
-func (c Command) Bound() time.Duration { return c.Stop.Bound() }
+func (c Command) Bound() time.Duration {
+	if c.TempDir {
+		return c.Stop.Bound() + supervisor.RemoveLimit
+	}
+	return c.Stop.Bound()
+}
 
 func (p StopPolicy) withDefaults() StopPolicy {
 	if p.Signal == 0 {
@@ -190,6 +202,8 @@ func (c *Command) check() error {
 		return bad("Stop.Signal %d is no signal", int(c.Stop.Signal))
 	case c.AfterExit < Terminate || c.AfterExit > Leave:
 		return bad("AfterExit %d is none of Terminate, Wait and Leave", int(c.AfterExit))
+	case c.AfterExit == Leave && c.TempDir:
+		return bad("TempDir is set with AfterExit Leave; the processes that are left could use the directory, so make one that is yours")
 	case c.Stop.Audience < LeaderFirst || c.Stop.Audience > LeaderOnly:
 		return bad("Stop.Audience %d is none of LeaderFirst, Everyone and LeaderOnly", int(c.Stop.Audience))
 	case c.OutputLimit < 0:

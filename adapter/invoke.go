@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
@@ -31,6 +32,8 @@ type invocation struct {
 	began   time.Time
 	session *Session // nil for Invoke
 
+	temp    *supervisor.TempDir
+	entered bool   // there is a record in the journal
 	file    string // what is executed, as execve takes it
 	feed    *feed
 	drains  []*drain
@@ -70,6 +73,7 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 func (v *invocation) order() *supervisor.Helper {
 	refused := func(cause outcome.Cause, why outcome.Why) *supervisor.Helper {
 		v.closeStreams()
+		v.dropTempDir()
 		v.notStarted(cause, why)
 		return nil
 	}
@@ -101,6 +105,19 @@ func (v *invocation) order() *supervisor.Helper {
 	}
 	if v.a.log != nil {
 		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
+	}
+	if err := v.enter(helper); err != nil {
+		v.a.pool.Put(helper)
+		return failed("write the journal for", err)
+	}
+	if v.temp != nil {
+		// Now that it is known to those who remove it.
+		d, err := scratch.Make(string(v.temp.Path))
+		if err != nil {
+			v.a.pool.Put(helper)
+			return refused(outcome.CauseStartFailed, outcome.Why{Start: tempDirError(v.cmd.Path, err)})
+		}
+		v.temp.Dev, v.temp.Ino = d.Dev, d.Ino
 	}
 	v.limitTimeout(request)
 	if err := helper.Run(ctx, request); err != nil {
@@ -249,7 +266,14 @@ func (v *invocation) expect(at time.Time) {
 // ladder is how long the supervisor may take from the beginning of a stop to
 // its report.
 func (v *invocation) ladder() time.Duration {
-	return v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait + ackLimit
+	all := v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait + ackLimit
+	if v.cmd.TempDir {
+		all += supervisor.RemoveLimit
+	}
+	if v.a.journal != nil {
+		all += supervisor.WriteLimit
+	}
+	return all
 }
 
 // follow takes the invocation from its request to its end.
@@ -409,6 +433,9 @@ func (v *invocation) shut(why error) {
 	}
 }
 
+// mark is what the environment of everything in the tree has.
+func (v *invocation) mark() string { return markPrefix + v.id + "=1" }
+
 // cleanupErr says that the tree of v, which is over, is not shown to be gone.
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
 
@@ -422,7 +449,15 @@ func (v *invocation) awaitGone(ctx context.Context) error {
 	go func() {
 		v.again.Lock()
 		defer v.again.Unlock()
-		v.gone = v.gone || v.helper.Gone(time.Now().Add(retryLimit))
+		until := time.Now().Add(retryLimit)
+		switch {
+		case v.gone:
+		case v.outcome.Cleanup.Result == outcome.Survivors:
+			v.gone = v.helper.Gone(until)
+		default:
+			// Nobody can know any more. What the first sweep has missed, this may find.
+			v.helper.Sweep(v.mark(), v.began, until)
+		}
 		if v.gone {
 			v.a.proven(v)
 		}
@@ -508,10 +543,25 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 	until := began.Add(loseLimit)
 	helper.Kill()
 	c := outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true}
-	if swept, err := helper.Swept(until); err == nil {
+	patience := until
+	if v.cmd.TempDir {
+		patience = patience.Add(supervisor.RemoveLimit)
+	}
+	if v.a.journal != nil {
+		patience = patience.Add(supervisor.WriteLimit)
+	}
+	if swept, err := helper.Swept(patience); err == nil {
 		c = swept.Cleanup()
-	} else if !errors.Is(err, os.ErrDeadlineExceeded) {
-		c.Ended, c.Suspects = helper.Sweep(markPrefix+v.id+"=1", v.began, until)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		// The guard goes on, and does all this in the end.
+		if v.temp != nil {
+			c.TempDirs = append(c.TempDirs, outcome.TempDir{Path: string(v.temp.Path), Error: "not removed yet: its processes are still being ended"})
+		}
+		v.writeEnd(&c)
+	} else {
+		c.Ended, c.Suspects = helper.Sweep(v.mark(), v.began, until)
+		c.TempDirs = v.removeTempDir()
+		v.writeEnd(&c)
 	}
 	v.a.pool.Discard(helper)
 	c.Elapsed = time.Since(began)
@@ -555,8 +605,13 @@ func (v *invocation) collect() {
 
 // notStarted ends an invocation of which nothing was executed.
 func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
+	c := outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
 	v.outcome.ID = v.id
-	v.outcome.Cleanup = outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
+	c.TempDirs = v.outcome.Cleanup.TempDirs
+	if v.entered {
+		v.writeEnd(&c)
+	}
+	v.outcome.Cleanup = c
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
 	f := outcome.Facts{ExecRuledOut: true, StopCause: cause}
 	if cause == outcome.CauseStartFailed {
@@ -572,6 +627,7 @@ func (v *invocation) end(f outcome.Facts, why outcome.Why) {
 	o.Ended = time.Now()
 	o.Elapsed = o.Ended.Sub(v.began)
 	o.SetErr(why)
+	v.delivered()
 	if v.a.log != nil {
 		v.a.log.Info("curfew: end", "id", v.id, "program", v.cmd.Path, "status", string(o.Status), "cause", string(o.Cause),
 			"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
@@ -602,6 +658,14 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	if v.file, err = lookUp(c.Path, c.Dir, env); err != nil {
 		return nil, nil, err
 	}
+	if c.TempDir {
+		path, err := scratch.Name("", v.id)
+		if err != nil {
+			return nil, nil, tempDirError(c.Path, err)
+		}
+		v.temp = &supervisor.TempDir{Path: []byte(path)}
+		env = lastOfEach(append(env, "TMPDIR="+string(v.temp.Path)))
+	}
 	open := &opened{} // a return sets files to nil before the deferred call
 	files = open
 	defer func() {
@@ -620,7 +684,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	files.fds = append(files.fds, dirFD)
 	q := &supervisor.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
 	q.Settings = supervisor.Settings{
-		ID: v.id, Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
+		Duties: v.duties(), Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
 		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
 		NoCgroup:     v.a.noCgroup,

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
 
@@ -125,7 +126,12 @@ func (s *Session) PID() int { return s.pid }
 func (s *Session) Started() time.Time { return s.began }
 
 // Bound is the longest time that Stop takes, whatever the CLI does.
-func (s *Session) Bound() time.Duration { return s.v.cmd.Bound() }
+func (s *Session) Bound() time.Duration {
+	if s.v.a.journal != nil {
+		return s.v.cmd.Bound() + supervisor.WriteLimit
+	}
+	return s.v.cmd.Bound()
+}
 
 // Stdin returns the caller's end of the CLI's stdin, nil if the command had its
 // own. A Write blocks while the pipe is full; a stop closes the pipe and has the

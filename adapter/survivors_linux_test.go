@@ -236,12 +236,13 @@ func TestEntersAnotherNamespace(t *testing.T) {
 func TestBothLostAndEnvironmentWiped(t *testing.T) {
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
-		a := newAdapter(t, Options{NoCgroup: plain})
 		if !plain && os.Geteuid() != 0 {
 			continue // mostly there are no cgroups to be had
-		} else if !plain {
-			needsGroups(t, a)
 		}
+		if !plain {
+			needsGroups(t, newAdapter(t))
+		}
+		a := newAdapterLeft(t, 1, Options{NoCgroup: plain})
 		h := newHeldPipe(t)
 		c := sh(`env -i setsid sh -c "echo there >&3; sleep 5" & while [ ! -s there ]; do sleep 0.01; done
 			guard=$(cut -d" " -f4 /proc/$PPID/stat); kill -KILL $guard $PPID; sleep ` + tooLong)
@@ -288,29 +289,63 @@ func survived(o outcome.Outcome, took time.Duration, stop StopPolicy, reason str
 	return nil
 }
 
+// freezer is a cgroup (v1) that can be frozen.
+type freezer struct {
+	t   *testing.T
+	dir string
+}
+
+func newFreezer(t *testing.T) *freezer {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed to make a cgroup")
+	}
+	dir, err := os.MkdirTemp("/sys/fs/cgroup/freezer", "curfew-test-")
+	if err != nil {
+		t.Skip("no freezer of cgroup v1 to be had:", err)
+	}
+	f := &freezer{t, dir}
+	t.Cleanup(func() {
+		f.thaw()
+		for end := time.Now().Add(patience); os.Remove(dir) != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Error("somebody is in the freezer still")
+				return
+			}
+		}
+	})
+	return f
+}
+
+func (f *freezer) thaw() { f.write("THAWED") }
+
+// freeze returns when all are frozen.
+func (f *freezer) freeze() {
+	f.t.Helper()
+	f.write("FROZEN")
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if b, err := os.ReadFile(filepath.Join(f.dir, "freezer.state")); err != nil || time.Now().After(end) {
+			f.t.Fatal("it does not freeze", err)
+		} else if string(b) == "FROZEN\n" {
+			return
+		}
+	}
+}
+
+func (f *freezer) write(state string) {
+	f.t.Helper()
+	if err := os.WriteFile(filepath.Join(f.dir, "freezer.state"), []byte(state), 0); err != nil {
+		f.t.Error(err)
+	}
+}
+
 // A member that is frozen (cgroup v1) has SIGKILL pending and cannot act on it.
 // What is below it is ended, the outcome tells of it within the bound, the next
 // invocation is not held up, and when it is thawed it is gone without anybody
 // asking.
 func TestFrozenMember(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed to make a cgroup")
-	}
-	freezer, err := os.MkdirTemp("/sys/fs/cgroup/freezer", "curfew-test-")
-	if err != nil {
-		t.Skip("no freezer of cgroup v1 to be had:", err)
-	}
-	state := filepath.Join(freezer, "freezer.state")
-	defer func() {
-		_ = os.WriteFile(state, []byte("THAWED"), 0)
-		for end := time.Now().Add(patience); os.Remove(freezer) != nil; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Error("somebody is in the freezer still")
-				return
-			}
-		}
-	}()
+	f := newFreezer(t)
 	for _, plain := range []bool{false, true} {
 		a := newAdapter(t, Options{NoCgroup: plain})
 		whole, below := newHeldPipe(t), newHeldPipe(t)
@@ -319,7 +354,7 @@ func TestFrozenMember(t *testing.T) {
 		c := sh(`sh -c '
 			(exec 3>&-; trap "" TERM; echo below >&4; sleep ` + tooLong + `) &
 			exec 4>&-; echo $$ >"$0"/cgroup.procs; echo frozen >&3; exec sleep ` + tooLong + `' "$FREEZER" & wait`)
-		c.Env = append(os.Environ(), "FREEZER="+freezer)
+		c.Env = append(os.Environ(), "FREEZER="+f.dir)
 		c.ExtraFiles = []*os.File{whole.w, below.w}
 		c.Stop = shortKill
 		ctx, cancel := context.WithCancel(t.Context())
@@ -329,22 +364,13 @@ func TestFrozenMember(t *testing.T) {
 		whole.says("frozen")
 		if plain {
 			// Where it sleeps already it stays when it is frozen.
-			for end := time.Now().Add(patience); !sleepsIn(t, freezer); time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(patience); !sleepsIn(t, f.dir); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("it does not come to sleep")
 				}
 			}
 		}
-		if err := os.WriteFile(state, []byte("FROZEN"), 0); err != nil {
-			t.Fatal(err)
-		}
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			if b, err := os.ReadFile(state); err != nil || time.Now().After(end) {
-				t.Fatal("it does not freeze", err)
-			} else if string(b) == "FROZEN\n" {
-				break
-			}
-		}
+		f.freeze()
 		began := time.Now()
 		cancel()
 		e := <-result
@@ -360,9 +386,7 @@ func TestFrozenMember(t *testing.T) {
 		if _, err := whole.r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the frozen one is gone already: %v", err)
 		}
-		if err := os.WriteFile(state, []byte("THAWED"), 0); err != nil {
-			t.Fatal(err)
-		}
+		f.thaw()
 		whole.isFree(patience)
 	}
 }

@@ -34,9 +34,15 @@ type warden struct {
 	killer     killer
 	peeling    bool // there is a child that is no supervisor
 	fallen     []int
-	swept      []sweptWard // what is known of supervisors that are gone
+	swept      []*sweptWard // what is known of supervisors that are gone
 	questions  []question
-	asleep     map[int]int // how often a supervisor was found suspended
+	asleep     map[int]int     // how often a supervisor was found suspended
+	duties     map[int]*Duties // of supervisors, should they die
+	errands    errands
+
+	// What can hang, and does not happen here: nil where it is not done at all.
+	remove   func(*TempDir) error
+	writeEnd func(id string, report *Done) error
 
 	buf [4 << 10]byte
 	oob [1024]byte
@@ -49,6 +55,7 @@ type question struct{ pid, socket int }
 type sweptWard struct {
 	pid    int
 	report Swept
+	busy   bool // with what is to be done when nothing is left
 }
 
 // keepSwept is for how many supervisors it is remembered what their end left to
@@ -57,12 +64,17 @@ const keepSwept = 256
 
 func serveGuard() {
 	settle()
-	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}}
-	var err error
+	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{},
+		duties: map[int]*Duties{}, remove: (*TempDir).removal}
+	dir, err := holdState()
+	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
 	if len(os.Args) > 2 {
 		g.callerPID, g.exe = os.Args[1], os.Args[2]
 	}
-	if g.tree, err = proctree.OpenForWards(); err == nil {
+	if err == nil {
+		g.tree, err = proctree.OpenForWards()
+	}
+	if err == nil {
 		g.root, err = proctree.OpenFile("/", unix.O_PATH)
 	}
 	if err != nil {
@@ -82,17 +94,18 @@ func serveGuard() {
 
 // step waits for the next thing to happen and handles it. False ends the guard.
 func (g *warden) step() bool {
-	fds := [3]unix.PollFd{
+	fds := [4]unix.PollFd{
 		{Fd: int32(g.tree.FD()), Events: unix.POLLIN},
+		g.errands.pollFD(),
 		{Fd: int32(g.control), Events: unix.POLLIN},
 		{Fd: int32(g.caller), Events: unix.POLLIN},
 	}
-	n := 3
+	n := 4
 	if g.callerGone {
-		n = 1
+		n = 2
 	}
-	var until time.Time
-	if g.peeling {
+	until := g.errands.next()
+	if g.peeling && (until.IsZero() || g.killer.next.Before(until)) {
 		until = g.killer.next
 	}
 	if g.callerGone {
@@ -104,9 +117,9 @@ func (g *warden) step() bool {
 	if g.callerGone {
 		g.wakeWards()
 	}
-	if n == 3 {
-		gone := fds[2].Revents&unix.POLLIN != 0 && !isNull(g.caller)
-		if fds[1].Revents != 0 && !g.listen() || gone {
+	if n == 4 {
+		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(g.caller)
+		if fds[2].Revents != 0 && !g.listen() || gone {
 			// The supervisors see the same and end by themselves.
 			g.callerGone = true
 		}
@@ -123,6 +136,7 @@ func (g *warden) step() bool {
 			return g.peeling
 		}, g.interrupted)
 	}
+	g.errands.step()
 	if !g.peeling && !g.starting {
 		g.settleUp()
 	}
@@ -131,7 +145,7 @@ func (g *warden) step() bool {
 		_, ev := g.tree.Reap()
 		over = g.news(ev)
 	}
-	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0)
+	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0 && len(g.fallen) == 0 && !g.errands.left())
 }
 
 // lookEvery is how often the guard looks after its supervisors when the caller
@@ -181,7 +195,12 @@ func (g *warden) settleUp() {
 		report.Ended, report.EndedMore = g.tree.Ended()
 		for _, pid := range g.fallen {
 			g.tree.EndWardGroup(pid) // now that it can be removed
-			g.swept = append(g.swept, sweptWard{pid, report})
+			s := &sweptWard{pid: pid, report: report}
+			g.swept = append(g.swept, s)
+			if d := g.duties[pid]; d != nil {
+				delete(g.duties, pid)
+				g.carryOut(d, s)
+			}
 		}
 		g.fallen = nil
 		g.tree.Forget()
@@ -195,13 +214,45 @@ func (g *warden) settleUp() {
 		}
 		var report Swept
 		for _, s := range g.swept {
-			if s.pid == q.pid {
-				report = s.report // the last one, should the number have come again
+			if s.pid != q.pid {
+				continue
 			}
+			if s.busy {
+				return false
+			}
+			report = s.report // the last one, should the number have come again
 		}
 		_ = sendOn(q.socket, &message{Swept: &report}, nil) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
+	})
+}
+
+// carryOut does what the supervisor of s has left to do.
+func (g *warden) carryOut(d *Duties, s *sweptWard) {
+	s.busy = true
+	write := func() {
+		if !d.Journal || g.writeEnd == nil {
+			s.busy = false
+			return
+		}
+		report := &Done{Cleanup: s.report.Cleanup()}
+		g.errands.run(WriteLimit, func() error { return g.writeEnd(d.ID, report) }, func(err error) {
+			if err != nil {
+				s.report.Journal = err.Error()
+			}
+			s.busy = false
+		})
+	}
+	if d.TempDir == nil || g.remove == nil {
+		write()
+		return
+	}
+	g.errands.run(RemoveLimit, func() error { return g.remove(d.TempDir) }, func(err error) {
+		if err != nil {
+			s.report.TempDirs = append(s.report.TempDirs, d.TempDir.kept(err))
+		}
+		write()
 	})
 }
 
@@ -242,6 +293,17 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 			return fmt.Errorf("%w: a supervisor without a socket", errProtocol)
 		}
 		g.spawns = append(g.spawns, spawnOrder{files[0], files[1]})
+	case m.Watch != nil:
+		if err := m.Watch.TempDir.check(); err != nil {
+			return err
+		}
+		if len(g.errands.all) > keepSwept {
+			return fmt.Errorf("%w: more than %d supervisors that are not there", errProtocol, keepSwept)
+		}
+		g.duties[m.Watch.PID] = &m.Watch.Duties
+		if !g.tree.IsWard(m.Watch.PID) {
+			g.fallen = append(g.fallen, m.Watch.PID) // it has died meanwhile
+		}
 	case m.Lost != nil:
 		g.questions = append(g.questions, question{m.Lost.PID, files[0]})
 	default:
@@ -259,8 +321,8 @@ type Guard struct {
 
 // spawnGuard starts a guard. The calling goroutine must be locked to its thread:
 // the guard, its supervisors and their CLIs inherit from it.
-func spawnGuard(exe string) (*Guard, error) {
-	h, err := start(guardName, exe)
+func spawnGuard(exe string, journal []string) (*Guard, error) {
+	h, err := start(guardName, exe, journal)
 	if err != nil {
 		return nil, err
 	}
@@ -283,6 +345,15 @@ func (g *Guard) spawn() (*Helper, error) {
 		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
 	}
 	return h, nil
+}
+
+// Watch has the guard know what there is to do for the invocation that h is about
+// to take, should h die. A guard that cannot be told is lost: then the caller has
+// to see to it, or who recovers its journal.
+func (h *Helper) Watch(d Duties) {
+	if h.guard != nil {
+		_ = h.guard.tell(&message{Watch: &Watch{PID: h.pid, Duties: d}})
+	}
 }
 
 // errGuardLost means that the guard cannot answer for its supervisor.

@@ -96,10 +96,11 @@ var self = sync.OnceValues(func() (string, error) {
 
 // spawn starts a supervisor without a guard, as our child. The calling goroutine
 // must be locked to its thread: the supervisor inherits from it.
-func spawn(exe string) (*Helper, error) { return start(helperName, exe) }
+func spawn(exe string, journal []string) (*Helper, error) { return start(helperName, exe, journal) }
 
-// start starts a helper of the given name as our child.
-func start(name, exe string) (*Helper, error) {
+// start starts a helper of the given name as our child. The variables tell it
+// where the journal is.
+func start(name, exe string, journal []string) (*Helper, error) {
 	if exe == "" {
 		var err error
 		if exe, err = self(); err != nil {
@@ -125,7 +126,7 @@ func start(name, exe string) (*Helper, error) {
 	} else {
 		h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
 			Dir:   "/",
-			Env:   environment(),
+			Env:   append(environment(), journal...),
 			Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
 			Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
 		})
@@ -428,6 +429,12 @@ func writeSome(raw syscall.RawConn, frame []byte, fds []int) (_ []byte, _ []int,
 	return frame, fds, failed, err
 }
 
+// PID returns the helper's process id, for the record.
+func (h *Helper) PID() int { return h.pid }
+
+// Cgroup returns the content of its /proc/PID/cgroup, when it was started.
+func (h *Helper) Cgroup() string { return h.cgroup }
+
 // Kill ends the helper itself. It is for one that does not answer: what it held
 // is no longer held.
 func (h *Helper) Kill() {
@@ -532,6 +539,12 @@ func (h *Helper) Gone(until time.Time) bool {
 	}
 	_, err := h.Swept(until)
 	return err == nil
+}
+
+// Sweep ends what carries the mark of an invocation whose caller and helpers are
+// all lost; holder was its supervisor. See proctree.Sweep.
+func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	return proctree.Sweep(mark, cgroup, holder, since, until)
 }
 
 // awaitEnd waits until the helper is dead and its children are somebody else's,

@@ -57,7 +57,7 @@ func needsRoot(t *testing.T) {
 }
 
 func settings() Settings {
-	return Settings{ID: "test", Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
+	return Settings{Duties: Duties{ID: "test"}, Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
 }
 
 // runCLI runs argv on a helper of the pool and returns what it wrote, the
@@ -291,7 +291,7 @@ func clientRole(args []string) error {
 func rawHelper(t *testing.T) (*net.UnixConn, int) {
 	t.Helper()
 	runtime.LockOSThread()
-	h, err := spawn("")
+	h, err := spawn("", nil)
 	runtime.UnlockOSThread()
 	if err != nil {
 		t.Fatal(err)

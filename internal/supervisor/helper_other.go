@@ -32,17 +32,27 @@ func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []
 	return nil, nil
 }
 
+func (h *Helper) Watch(Duties)        {}
+func (h *Helper) PID() int            { return 0 }
+func (h *Helper) Cgroup() string      { return "" }
 func (h *Helper) Gone(time.Time) bool { return false }
 
 func (h *Helper) Pending() bool { return false }
 
 func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
 
+// Sweep ends what carries the mark of an invocation that is lost.
+func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	return nil, nil
+}
+
 // Pool keeps idle helpers for the next invocation.
 type Pool struct {
 	Executable string
 	IdleTime   time.Duration
 	MaxIdle    int
+
+	StateDir, Peer string
 }
 
 func (p *Pool) Get(context.Context, bool) (*Helper, error) { return nil, errSystem }

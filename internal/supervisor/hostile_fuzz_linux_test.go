@@ -77,7 +77,7 @@ func TestHostileStreams(t *testing.T) {
 
 func hostileStream(t *testing.T, input []byte, running bool) error {
 	runtime.LockOSThread()
-	h, err := spawn("")
+	h, err := spawn("", nil)
 	runtime.UnlockOSThread()
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 			continue
 		}
 		runtime.LockOSThread()
-		g, err := spawnGuard("")
+		g, err := spawnGuard("", nil)
 		runtime.UnlockOSThread()
 		if err != nil {
 			t.Fatal(err)

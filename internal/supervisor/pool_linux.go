@@ -19,6 +19,9 @@ type Pool struct {
 	IdleTime time.Duration
 	// MaxIdle is how many idle supervisors are kept; 0 means DefaultMaxIdle.
 	MaxIdle int
+	// StateDir and Peer are the journal's directory and our name in it, if there
+	// is one.
+	StateDir, Peer string
 
 	once  sync.Once
 	start chan struct{} // held by who starts a guard: the others wait for it and use it
@@ -36,6 +39,14 @@ const (
 	DefaultIdleTime = 5 * time.Second
 	DefaultMaxIdle  = 64
 )
+
+// journal is where helpers find the journal.
+func (p *Pool) journal() []string {
+	if p.StateDir == "" {
+		return nil
+	}
+	return []string{stateVar + "=" + p.StateDir, peerVar + "=" + p.Peer}
+}
 
 // reapLimit bounds the wait for a helper that was told to end. It has nothing
 // left to do.
@@ -110,7 +121,7 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bo
 		now = &state
 	}
 	if alone {
-		h, err = spawn(p.Executable)
+		h, err = spawn(p.Executable, p.journal())
 		return h, true, now, err
 	}
 	noFile := noFileLimit()
@@ -151,7 +162,7 @@ func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, 
 		}
 	}
 	p.mu.Unlock()
-	if g, err = spawnGuard(p.Executable); err != nil {
+	if g, err = spawnGuard(p.Executable, p.journal()); err != nil {
 		return nil, true, err
 	}
 	if err = g.greet(ctx); err == nil && g.known && now != nil {

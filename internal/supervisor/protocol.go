@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/scratch"
 	"curfew/outcome"
 )
 
@@ -41,6 +42,7 @@ type message struct {
 	// To the guard.
 	Spawn *struct{}    `json:"spawn,omitempty"`
 	Lost  *lostMessage `json:"lost,omitempty"`
+	Watch *Watch       `json:"watch,omitempty"`
 
 	// From the guard, on a socket of its own for each question.
 	Swept *Swept `json:"swept,omitempty"`
@@ -91,9 +93,54 @@ type lostMessage struct {
 // Swept says that nothing is left of what a lost supervisor held, and what had
 // to be ended. What two that were lost at once had held is told with both.
 type Swept struct {
-	Ended     []outcome.Ended `json:"ended"`
-	EndedMore int             `json:"ended_more,omitempty"`
+	Ended     []outcome.Ended   `json:"ended"`
+	EndedMore int               `json:"ended_more,omitempty"`
+	TempDirs  []outcome.TempDir `json:"temp_dirs,omitempty"`
+	Journal   string            `json:"journal,omitempty"` // why the end is not written
 }
+
+// Watch tells the guard what there is to do, should the supervisor PID die before
+// it has done that itself. It replaces what was told of that supervisor before.
+type Watch struct {
+	PID int `json:"pid"`
+	Duties
+}
+
+// Duties are what has to be done when nothing is left of an invocation.
+type Duties struct {
+	ID string `json:"id"`
+	// TempDir is removed, if it is not nil.
+	TempDir *TempDir `json:"temp_dir,omitempty"`
+	// Journal: the end is written to the record, in the directory that helpers
+	// are told when they are started.
+	Journal bool `json:"journal,omitempty"`
+}
+
+// TempDir names the temporary directory of an invocation.
+type TempDir struct {
+	Path []byte `json:"path"` // need not be UTF-8
+	Dev  uint64 `json:"dev"`
+	Ino  uint64 `json:"ino"`
+}
+
+func (d *TempDir) dir() scratch.Dir { return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino} }
+
+// check refuses what we have not made: it would be removed.
+func (d *TempDir) check() error {
+	if d == nil {
+		return nil
+	}
+	if err := d.dir().Check(); err != nil {
+		return fmt.Errorf("%w: %w", errProtocol, err)
+	}
+	return nil
+}
+
+// Limits of the duties.
+const (
+	RemoveLimit = 2 * time.Second // for a temporary directory
+	WriteLimit  = time.Second     // for the end of a record
+)
 
 // failedMessage is the helper's last word when it met something it cannot
 // serve, such as a malformed message.
@@ -131,7 +178,7 @@ const (
 
 // Settings are the fixed part of a Request.
 type Settings struct {
-	ID         string        `json:"id"`
+	Duties
 	Timeout    time.Duration `json:"timeout"` // 0: none
 	Signal     int           `json:"signal"`
 	StdinGrace time.Duration `json:"stdin_grace"`
@@ -269,7 +316,7 @@ func decode(b []byte) (*message, error) {
 		return nil, fmt.Errorf("%w: %v", errProtocol, err)
 	}
 	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Spawn != nil, m.Lost != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
+	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
 		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
 		if set {
 			said++
@@ -311,6 +358,8 @@ func takeRun(r *runMessage, raw []byte, files int) (path string, args, env []str
 		err = fmt.Errorf("%w: signal %d", errProtocol, r.Signal)
 	case r.Timeout < 0 || r.StdinGrace < 0 || r.Grace < 0 || r.KillWait < 0 || r.Linger < 0:
 		err = fmt.Errorf("%w: a negative duration", errProtocol)
+	case r.TempDir.check() != nil:
+		err = r.TempDir.check()
 	case r.AfterExit < Terminate || r.AfterExit > Leave || r.Audience < 0 || r.Audience > 2:
 		err = fmt.Errorf("%w: after_exit %d, audience %d", errProtocol, r.AfterExit, r.Audience)
 	}
@@ -380,5 +429,6 @@ const sendLimit = 500 * time.Millisecond
 
 // Cleanup is what the guard's word makes of the cleanup.
 func (s *Swept) Cleanup() outcome.Cleanup {
-	return outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore}
+	return outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
+		TempDirs: s.TempDirs, JournalError: s.Journal}
 }

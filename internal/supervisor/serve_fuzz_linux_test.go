@@ -3,6 +3,7 @@ package supervisor
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -261,8 +262,10 @@ var (
 	oddNumbers   = []int{0, 1, 2, 3, 9, 63, -1, maxFileNumber - 1, maxFileNumber, math.MaxInt32, math.MaxInt64, math.MinInt64}
 	oddIDs       = []string{"test", "", "other", "\xff", strings.Repeat("x", 4096)}
 	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", maxJSON/8))}
-	oddWords     = []int{0, 1, 2, 3, -1, math.MaxInt64}
-	oddJSON      = []string{
+	// None of them is there, since a real helper would remove it.
+	oddDirs  = []*TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
+	oddWords = []int{0, 1, 2, 3, -1, math.MaxInt64}
+	oddJSON  = []string{
 		"{}", "null", "[]", `{"run":{}}`, `{"run":null}`, `{"stop":{}}`, `{"stop":[]}`, `{"stop":{"signal":-1}}`, `{"stop":{"signal":1e2}}`,
 		`{"stop":{"id":"test","cause":7}}`, `{"run":{"numbers":{"0":1}}}`, `{"run":{"numbers":[1e400]}}`, `{"run":{"args":99999999999999999999}}`,
 		`{"stop":{"id":"test"},"stop":{"id":"test","kill":true}}`, `{"STOP":{"ID":"test"}}`, `{"stop":{"id":"test"}}{"stop":{"id":"test"}}`,
@@ -283,6 +286,7 @@ const (
 	doHead  // the sizes of a frame alone
 	doSpawn
 	doLost
+	doWatch
 	doFiles  // n: descriptors with what comes next
 	doLinger // the loop gets to see what was sent before more comes
 	doEnd    // what was started ends
@@ -355,15 +359,36 @@ func (h *hostile) say(m *message, raw []byte) {
 	}
 }
 
+// removed stands for the removal of a directory, which must be one of ours.
+func removed(t *testing.T) func(*TempDir) error {
+	return func(d *TempDir) error {
+		if err := d.check(); err != nil {
+			t.Error(err)
+		}
+		return errors.New("not removed")
+	}
+}
+
+// written stands for the writing of an end.
+func written(id string, _ *Done) error {
+	if id != "test" {
+		return errors.New("no such record")
+	}
+	return nil
+}
+
 // runFrom is a run message as the script has it. It is a good one if all its
 // bytes are 0.
 func runFrom(s *script) (*runMessage, []byte) {
 	r := &runMessage{Settings: Settings{
-		ID: pick(s, oddIDs), Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
+		Duties: Duties{ID: pick(s, oddIDs)}, Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
 		KillWait: pick(s, oddDurations), Linger: pick(s, oddDurations), Audience: pick(s, oddWords), AfterExit: AfterExit(pick(s, oddWords)),
 	}}
 	flags := s.byte()
-	r.Stdin, r.Terminal, r.IgnoreHangup = flags&1 != 0, flags&2 != 0, flags&4 != 0
+	r.Stdin, r.Terminal, r.IgnoreHangup, r.Journal = flags&1 != 0, flags&2 != 0, flags&4 != 0, flags&8 != 0
+	if flags&16 != 0 {
+		r.TempDir = pick(s, oddDirs)
+	}
 	for range s.byte() % 5 {
 		r.Numbers = append(r.Numbers, pick(s, oddNumbers))
 	}
@@ -436,6 +461,12 @@ func (h *hostile) play(s *script) {
 			b, _ := encode(&message{Lost: &lostMessage{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64})}}, nil)
 			h.send(b, []int{theirs})
 			unix.Close(theirs)
+		case doWatch:
+			w := Watch{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64}), Duties: Duties{ID: pick(s, oddIDs), Journal: s.byte()%2 == 0}}
+			if s.byte()%2 == 0 {
+				w.TempDir = pick(s, oddDirs)
+			}
+			h.say(&message{Watch: &w}, nil)
 		case doFiles:
 			h.files += int(s.byte())
 		case doLinger:
@@ -628,7 +659,7 @@ func orderly(said string) error {
 }
 
 func stubServer(tree *stubTree, control, null int) *server {
-	s := &server{tree: tree, control: control, caller: null, null: null}
+	s := &server{tree: tree, control: control, caller: null, null: null, remove: removed(tree.t), writeEnd: written}
 	var err error
 	runtime.LockOSThread()
 	s.state, err = readState(0)
@@ -831,7 +862,8 @@ func FuzzGuard(f *testing.F) {
 		tree.gone = func() bool { return false } // what was ordered is still carried out
 		var g *warden
 		said, whole, asks := feed(t, tree, func(control int) loop {
-			g = &warden{tree: tree, control: control, caller: null, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{}}
+			g = &warden{tree: tree, control: control, caller: null, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{},
+				duties: map[int]*Duties{}, remove: removed(t), writeEnd: written}
 			return loop{g.step, func() bool { return g.callerGone }, &g.in, func(t *testing.T) {
 				checkInbox(t, &g.in, len(g.buf))
 				if len(g.swept) > keepSwept {

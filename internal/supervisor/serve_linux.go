@@ -30,6 +30,11 @@ type server struct {
 	hangUp     bool // a message could not be sent whole: nothing more can be
 	run        *run // nil while idle
 	served     int
+	errands    errands
+
+	// What can hang, and does not happen here: nil where it is not done at all.
+	remove   func(*TempDir) error
+	writeEnd func(id string, report *Done) error
 
 	buf [32 << 10]byte
 	oob [1024]byte // room for the 253 descriptors that one message can carry
@@ -84,13 +89,22 @@ type run struct {
 	lookAgain time.Time // when to see whether the leftovers still hold a file
 	lookWait  time.Duration
 	killer    killer
-	gaveUp    bool // reported; going on in the background
+	gaveUp    bool // reported, or about to be; going on in the background
+	over      bool // the tree is empty
+	told      bool // reported
+	cleaned   bool // the temporary directory was seen to
+	result    outcome.CleanupResult
 }
 
 func serve() {
 	settle()
-	s := &server{control: controlFD, caller: callerFD}
-	var err error
+	s := &server{control: controlFD, caller: callerFD, remove: (*TempDir).removal}
+	dir, err := holdState()
+	if err != nil {
+		s.send(failed(err))
+		return
+	}
+	s.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "supervisor", id, report) }
 	if s.tree, err = proctree.Open(); err != nil {
 		s.send(failed(err))
 		return
@@ -122,38 +136,40 @@ func hello(state State, known bool) error {
 // step waits for the next thing to happen and handles it. False ends the
 // helper.
 func (s *server) step() bool {
-	if s.run == nil && s.callerGone {
+	if s.run == nil && s.callerGone && !s.errands.left() {
 		return false
 	}
-	fds := [4]unix.PollFd{
+	fds := [5]unix.PollFd{
 		{Fd: int32(s.tree.FD()), Events: unix.POLLIN},
 		{Fd: -1, Events: unix.POLLIN}, // which poll passes over
+		s.errands.pollFD(),
 		{Fd: int32(s.control), Events: unix.POLLIN},
 		{Fd: int32(s.caller), Events: unix.POLLIN},
 	}
-	if s.run != nil && !s.run.ladder.Killing() && !s.run.gaveUp {
+	if s.run != nil && !s.run.ladder.Killing() && !s.run.gaveUp && !s.run.over {
 		// While killing, an exited leader can stay unreaped for a while.
 		fds[1].Fd = int32(s.tree.LeaderFD())
 	}
-	n := 4
+	n := 5
 	if s.callerGone {
-		n = 2
+		n = 3
 	}
 	wait(fds[:n], s.wake())
-	if n == 4 {
+	if n == 5 {
 		// The caller's pidfd counts too: a forked copy of the caller can keep
 		// the socket open. /dev/null, in place of a pidfd, is always readable.
-		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(s.caller) || s.hangUp
-		if fds[2].Revents != 0 && !s.listen() || gone {
+		gone := fds[4].Revents&unix.POLLIN != 0 && !isNull(s.caller) || s.hangUp
+		if fds[3].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
 				s.stop(&StopRequest{Cause: outcome.CauseHostLost})
 			}
 		}
 	}
-	if s.run != nil {
+	if s.run != nil && !s.run.over {
 		s.advance()
 	}
+	s.errands.step()
 	return true
 }
 
@@ -195,10 +211,13 @@ func wait(fds []unix.PollFd, until time.Time) {
 // wake is the next moment at which the clock alone makes something due.
 func (s *server) wake() time.Time {
 	r := s.run
-	if r == nil {
-		return time.Time{}
+	at := s.errands.next()
+	if r == nil && s.callerGone {
+		return time.Now().Add(lookEvery) // whether an errand is to be stayed for still
 	}
-	var at time.Time
+	if r == nil || r.over {
+		return at
+	}
 	sooner := func(t time.Time) {
 		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
 			at = t
@@ -321,7 +340,7 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		if m.Signal.Signal < 1 || m.Signal.Signal > 64 {
 			return fmt.Errorf("%w: signal %d", errProtocol, m.Signal.Signal)
 		}
-		if s.run != nil && s.run.startDone && s.run.settings.ID == m.Signal.ID {
+		if s.run != nil && s.run.startDone && !s.run.over && s.run.settings.ID == m.Signal.ID {
 			s.tree.Signal(syscall.Signal(m.Signal.Signal))
 		}
 		return nil
@@ -406,11 +425,20 @@ func (r *run) closeFiles(null int) {
 // stop begins the ladder, or shortens what is left of it.
 func (s *server) stop(q *StopRequest) {
 	r := s.run
+	if r.over {
+		// There is nothing to stop any more; the report is on its way.
+		s.acknowledge(q.Cause)
+		return
+	}
 	// What the kernel already knows counts: an exit that is there now came
 	// before our first action.
 	s.collect()
 	s.awaitStart()
 	if s.run != r || r.gaveUp {
+		return
+	}
+	if r.over {
+		s.acknowledge(q.Cause)
 		return
 	}
 	now := time.Now()
@@ -422,10 +450,7 @@ func (s *server) stop(q *StopRequest) {
 			r.report.StopBegan, r.report.StopCause = true, q.Cause
 		}
 	}
-	if !r.stopping {
-		r.stopping = true
-		s.send(&message{Stopping: &Stopping{Cause: q.Cause, CloseStdin: r.settings.Stdin}})
-	}
+	s.acknowledge(q.Cause)
 	if q.Signal != 0 && !begun {
 		r.ladder.Policy.Signal = q.Signal
 	}
@@ -436,6 +461,14 @@ func (s *server) stop(q *StopRequest) {
 		s.act(r.ladder.Hasten(now, 0))
 	default:
 		s.act(r.ladder.Begin(now))
+	}
+}
+
+// acknowledge answers a stop, once.
+func (s *server) acknowledge(cause outcome.Cause) {
+	if r := s.run; !r.stopping && !r.told {
+		r.stopping = true
+		s.send(&message{Stopping: &Stopping{Cause: cause, CloseStdin: r.settings.Stdin}})
 	}
 }
 
@@ -451,7 +484,7 @@ func (s *server) awaitStart() {
 	if r == nil || r.startDone || !s.tree.Executed() {
 		return
 	}
-	for end := time.Now().Add(startToldIn); s.run == r && !r.startDone && time.Now().Before(end); s.collect() {
+	for end := time.Now().Add(startToldIn); s.run == r && !r.over && !r.startDone && time.Now().Before(end); s.collect() {
 		wait([]unix.PollFd{{Fd: int32(s.tree.FD()), Events: unix.POLLIN}}, end)
 	}
 }
@@ -460,14 +493,14 @@ func (s *server) awaitStart() {
 func (s *server) advance() {
 	r := s.run
 	s.collect()
-	if s.run != r {
+	if s.run != r || r.over {
 		return
 	}
 	now := time.Now()
 	if _, begun := r.ladder.Begun(); !begun && !r.deadline.IsZero() && !now.Before(r.deadline) {
 		if r.report.Exit == nil || r.settings.AfterExit == Wait {
 			s.stop(&StopRequest{Cause: outcome.CauseTimeout})
-			if s.run != r {
+			if s.run != r || r.over {
 				return
 			}
 		} else {
@@ -478,7 +511,7 @@ func (s *server) advance() {
 		s.linger(now)
 	}
 	s.act(r.ladder.Step(now))
-	if s.run == r && (r.ladder.Killing() || r.gaveUp) {
+	if s.run == r && !r.over && (r.ladder.Killing() || r.gaveUp) {
 		s.kill(now)
 	}
 }
@@ -573,7 +606,6 @@ func (s *server) leave() {
 		r.report.Cleanup.LeftAlive = append(r.report.Cleanup.LeftAlive, m.Describe())
 	}
 	s.finish(outcome.Left, outcome.NoProof)
-	s.callerGone = true
 }
 
 // act carries out what the ladder asks for.
@@ -617,7 +649,7 @@ func (s *server) kill(now time.Time) {
 	}
 	r.killer.strike(s.tree, now, slowest, func(ev proctree.Event) (goOn bool) {
 		s.news(ev)
-		return s.run == r
+		return s.run == r && !r.over
 	}, s.interrupted)
 }
 
@@ -642,30 +674,53 @@ func (s *server) giveUp() {
 	if !r.startDone {
 		r.report.NotExecuted = s.tree.StartRuledOut()
 	}
-	r.report.Cleanup.Survivors = s.tree.Survivors()
+	c := &r.report.Cleanup
+	c.Survivors = s.tree.Survivors()
+	if r.settings.TempDir != nil {
+		c.TempDirs = append(c.TempDirs, r.settings.TempDir.kept(errInUse))
+	}
 	s.tell(outcome.Survivors, outcome.NoProof)
 }
 
-// finish ends the invocation with its report.
+// finish ends the invocation, of which nothing is left or is to be waited for:
+// its temporary directory is removed, and it is reported, unless it was.
 func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 	r := s.run
-	if !r.gaveUp {
-		if _, begun := r.ladder.Begun(); begun && result == outcome.Empty {
-			s.rung(outcome.StepEmpty, 0)
+	r.over, r.result = true, result
+	if _, begun := r.ladder.Begun(); begun && result == outcome.Empty && !r.gaveUp {
+		s.rung(outcome.StepEmpty, 0)
+	}
+	report := func() {
+		r.cleaned = true
+		if r.gaveUp {
+			s.close()
+		} else {
+			s.tell(result, proof)
 		}
-		s.tell(result, proof)
 	}
-	r.closeFiles(s.null)
-	s.run = nil
-	if r.gaveUp || result != outcome.Empty {
-		s.callerGone = true
+	dir := r.settings.TempDir
+	if dir == nil || s.remove == nil {
+		report()
+		return
 	}
-	if !s.callerGone {
-		s.makeReady()
+	kept := func(why error) {
+		c := &r.report.Cleanup
+		c.TempDirs = append(c.TempDirs, dir.kept(why))
 	}
+	if result != outcome.Empty {
+		kept(errInUse)
+		report()
+		return
+	}
+	s.errands.run(RemoveLimit, func() error { return s.remove(dir) }, func(err error) {
+		if err != nil {
+			kept(err)
+		}
+		report()
+	})
 }
 
-// tell sends the report.
+// tell writes the end of the invocation down and sends the report.
 func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 	r := s.run
 	c := &r.report.Cleanup
@@ -675,7 +730,38 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 		c.Elapsed = max(time.Since(began), 0)
 	}
 	r.report.Usage = s.tree.Usage()
-	s.send(&message{Done: &r.report})
+	send := func() {
+		s.send(&message{Done: &r.report})
+		r.told = true
+		s.close()
+	}
+	if !r.settings.Journal || s.writeEnd == nil {
+		send()
+		return
+	}
+	written := r.report // what is written is not changed any more
+	s.errands.run(WriteLimit, func() error { return s.writeEnd(r.settings.ID, &written) }, func(err error) {
+		if err != nil {
+			c.JournalError = err.Error()
+		}
+		send()
+	})
+}
+
+// close takes leave of an invocation, when all is done.
+func (s *server) close() {
+	r := s.run
+	if !r.over || !r.told || !r.cleaned {
+		return
+	}
+	r.closeFiles(s.null)
+	s.run = nil
+	if r.gaveUp || r.result != outcome.Empty || s.errands.left() {
+		s.callerGone = true
+	}
+	if !s.callerGone {
+		s.makeReady()
+	}
 }
 
 // collectEvery is how many invocations share one run of the collector, which is

@@ -1,0 +1,186 @@
+package adapter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"curfew/internal/journal"
+	"curfew/internal/scratch"
+	"curfew/internal/supervisor"
+	"curfew/outcome"
+)
+
+// duties are what the supervisor has to do when nothing is left of v, and the
+// guard if the supervisor is lost.
+func (v *invocation) duties() supervisor.Duties {
+	return supervisor.Duties{ID: v.id, TempDir: v.temp, Journal: v.a.journal != nil}
+}
+
+// enter has v recorded before anything of it can run: in the journal, and with
+// the guard of the supervisor that will take it.
+func (v *invocation) enter(helper *supervisor.Helper) error {
+	if j := v.a.journal; j != nil {
+		b := journal.Begin{ID: v.id, Program: v.cmd.Path, Owner: v.cmd.Owner, Session: v.session != nil, Began: v.began,
+			Holder: helper.PID(), Cgroup: helper.Cgroup()}
+		if v.temp != nil {
+			b.TempDir, b.TempDev, b.TempIno = string(v.temp.Path), v.temp.Dev, v.temp.Ino
+		}
+		if err := j.Begin(b); err != nil {
+			return err
+		}
+		v.entered = true
+	}
+	if d := v.duties(); d.Journal || d.TempDir != nil {
+		helper.Watch(d)
+	}
+	return nil
+}
+
+// writeEnd writes the end of v, which those who should have done so cannot.
+func (v *invocation) writeEnd(c *outcome.Cleanup) {
+	if v.a.journal == nil {
+		return
+	}
+	report, err := json.Marshal(&supervisor.Done{NotExecuted: v.helper == nil, Cleanup: *c})
+	if err == nil {
+		err = journal.WriteEnd(v.a.journal.Dir(), v.id, journal.End{Writer: "caller", At: time.Now(), Report: report})
+	}
+	if err != nil {
+		c.JournalError = err.Error()
+	}
+}
+
+// delivered takes note that the caller gets to know the end.
+func (v *invocation) delivered() {
+	if !v.entered {
+		return
+	}
+	if err := v.a.journal.Delivered(v.id); err != nil {
+		v.outcome.Cleanup.JournalError = err.Error()
+	}
+}
+
+func tempDirError(program string, err error) *outcome.StartError {
+	return &outcome.StartError{Op: "make a temporary directory for", Path: program, Err: err}
+}
+
+// dropTempDir removes the directory of an invocation that did not begin.
+func (v *invocation) dropTempDir() { v.outcome.Cleanup.TempDirs = v.removeTempDir() }
+
+// removeTempDir removes the directory of an invocation whose helpers cannot.
+func (v *invocation) removeTempDir() []outcome.TempDir {
+	if v.temp == nil {
+		return nil
+	}
+	d := scratch.Dir{Path: string(v.temp.Path), Dev: v.temp.Dev, Ino: v.temp.Ino}
+	result := make(chan error, 1)
+	go func() { result <- d.Remove(time.Now().Add(supervisor.RemoveLimit)) }()
+	var err error
+	select {
+	case err = <-result:
+	case <-time.After(supervisor.RemoveLimit + ackLimit):
+		err = errors.New("its file system does not answer")
+	}
+	if err == nil {
+		return nil
+	}
+	return []outcome.TempDir{{Path: d.Path, Error: err.Error()}}
+}
+
+// Recovered is an invocation of a caller that died before it got to know the end.
+type Recovered struct {
+	// Outcome is how it ended: outcome.Unknown with outcome.CauseHostLost, unless
+	// the CLI had ended by itself before. There is no output.
+	Outcome outcome.Outcome
+	Program string // as it was named
+	Owner   string
+	Session bool
+	Began   time.Time
+}
+
+// errNoJournal is what Recover returns without a journal.
+var errNoJournal = errors.New("adapter: recover: there is no journal; set Options.StateDir")
+
+// Recover returns what callers with the same StateDir had in flight when they
+// died, each once: what one Recover has returned, no other will. Callers that are
+// alive are not disturbed. For supervisors that are still ending something it
+// waits, at most 30 s or until ctx ends; those whose supervisor and guard are
+// lost too are swept for, and their cleanup is outcome.Unverified.
+//
+// What is returned is valid beside an error, which joins what could not be
+// recovered yet and which records cannot be read. Those stay where they are.
+func (a *Adapter) Recover(ctx context.Context) ([]Recovered, error) {
+	if a.journal == nil {
+		return nil, errNoJournal
+	}
+	entries, err := a.journal.Recover(ctx, recoverLimit, settleLost)
+	list := make([]Recovered, 0, len(entries))
+	for _, e := range entries {
+		o, bad := recovered(e)
+		if bad != nil {
+			err = errors.Join(err, fmt.Errorf("adapter: recover %s: its end is not understood: %w", e.Begin.ID, bad))
+		}
+		list = append(list, Recovered{Outcome: o, Program: e.Begin.Program, Owner: e.Begin.Owner, Session: e.Begin.Session, Began: e.Begin.Began})
+	}
+	return list, err
+}
+
+// recoverLimit is how long Recover waits for supervisors that are still ending
+// something: longer than the default bound, and shorter than people have patience
+// at a start.
+const recoverLimit = 30 * time.Second
+
+// settleLost sees to what an invocation has left whose helpers are all gone.
+func settleLost(e journal.Entry) journal.End {
+	var done supervisor.Done
+	began := time.Now()
+	if e.End == nil {
+		c := &done.Cleanup
+		c.Result, c.Proof, c.HelperLost = outcome.Unverified, outcome.NoProof, true
+		c.Ended, c.Suspects = supervisor.Sweep(markPrefix+e.Begin.ID+"=1", e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(loseLimit))
+	}
+	if e.Begin.TempDir != "" {
+		v := invocation{temp: &supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno}}
+		done.Cleanup.TempDirs = v.removeTempDir()
+	}
+	done.Cleanup.Elapsed = time.Since(began)
+	report, err := json.Marshal(&done)
+	if err != nil {
+		report = nil // of plain values: it cannot be
+	}
+	return journal.End{Writer: "recover", At: time.Now(), Report: report}
+}
+
+// recovered makes the outcome of a record.
+func recovered(e journal.Entry) (outcome.Outcome, error) {
+	var done supervisor.Done
+	var bad error
+	if e.End != nil {
+		bad = json.Unmarshal(e.End.Report, &done)
+	}
+	o := outcome.Outcome{ID: e.Begin.ID, Usage: done.Usage, Cleanup: done.Cleanup}
+	f := outcome.Facts{
+		ExecSeen: done.Started, ExecRuledOut: done.NotExecuted, Exit: done.Exit, StopCause: outcome.CauseHostLost,
+		StopBegan: done.StopBegan, SupervisorLost: done.Cleanup.HelperLost, EmptyBeforeStop: !done.StopBegan,
+		ExitBeforeStop: done.Exit != nil && !done.Exit.AfterStop,
+	}
+	if done.StopCause != "" {
+		f.StopCause = done.StopCause
+	}
+	o.Status, o.Cause, o.Exit = outcome.Decide(f)
+	if e.End != nil {
+		o.Ended = e.End.At
+		o.Elapsed = max(o.Ended.Sub(e.Begin.Began), 0)
+	}
+	for _, d := range o.Cleanup.TempDirs {
+		if _, err := os.Lstat(d.Path); errors.Is(err, os.ErrNotExist) {
+			o.Cleanup.TempDirs = nil // it was removed since; there is one at most
+		}
+	}
+	o.SetErr(outcome.Why{Program: e.Begin.Program})
+	return o, bad
+}
