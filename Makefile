@@ -51,7 +51,7 @@ cross: ## vet every package and its tests for the other systems (TARGETS)
 	if [ -n "$$failed" ]; then echo "vet failed for:$$failed"; exit 1; fi
 
 bench: ## the benchmarks, each for BENCHTIME
-	$(GO) test -run '^$$' -bench . -benchtime $(BENCHTIME) ./adapter ./bench/...
+	$(GO) test -run '^$$' -bench . -benchtime $(BENCHTIME) ./adapter ./internal/journal ./bench/...
 
 fuzz: ## each fuzz target for FUZZTIME
 	@packages=$$($(GO) list ./...) || exit 1; failed=; for package in $$packages; do \

@@ -34,6 +34,8 @@ type runFlags struct {
 	dir         string
 	env         variables
 	clearEnv    bool
+	tempDir     bool
+	stateDir    string
 	withParent  bool
 	stdinEOF    span
 	onStdinEOF  bool // --stdin-eof was given; its 0 is no time at all
@@ -115,6 +117,8 @@ func newRunCommand() *cobra.Command {
 	flags.StringVar(&f.dir, "dir", "", "run CLI in the directory `DIR`")
 	flags.Var(&f.env, "env", "set a variable in CLI's environment; can be repeated")
 	flags.BoolVar(&f.clearEnv, "clear-env", false, "begin with an empty environment")
+	flags.BoolVar(&f.tempDir, "temp-dir", false, "give CLI a private TMPDIR, which is removed in the end")
+	flags.StringVar(&f.stateDir, "state-dir", "", "keep a journal of what runs, and how it ended, in the directory\n`DIR`")
 	flags.BoolVar(&f.withParent, "with-parent", false, "stop when the process that started curfew is gone")
 	flags.Var(&f.stdinEOF, "stdin-eof", "when stdin ends, give CLI this time to end by itself, then stop it")
 	return cmd
@@ -162,7 +166,7 @@ func (f *runFlags) run(argv []string) int {
 	if term != nil {
 		defer term.restore()
 	}
-	a, err := adapter.New(adapter.Options{})
+	a, err := adapter.New(adapter.Options{StateDir: f.stateDir})
 	if err != nil {
 		v.say("%v", err)
 		return exitFailed
@@ -205,7 +209,7 @@ func (f *runFlags) command(argv []string) adapter.Command {
 			Signal: syscall.Signal(f.signal), Grace: f.grace.wait(), KillWait: f.killWait.wait(), Drain: f.drain.wait(),
 			Linger: f.linger.wait(), Audience: f.audience.value,
 		},
-		ExtraFiles: inherited,
+		ExtraFiles: inherited, TempDir: f.tempDir,
 	}
 	if f.maxOutput == 0 {
 		c.MaxOutput = -1
@@ -298,6 +302,12 @@ func (v *voice) tell(o outcome.Outcome) {
 	}
 	if c.Result == outcome.Unverified {
 		v.say("it could not be verified that nothing is left")
+	}
+	for _, d := range c.TempDirs {
+		v.say("temporary directory %s: %s", d.Path, d.Error)
+	}
+	if c.JournalError != "" {
+		v.say("not in the journal: %s", c.JournalError)
 	}
 	if o.Output.DrainIncomplete {
 		v.say("the end of the output may be missing")
