@@ -83,7 +83,7 @@ func TestRecover(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []string{"caller", "caller and one supervisor", "caller and all helpers"} {
 		t.Run(lost, func(t *testing.T) {
-			n := size(5, 20, 20)
+			n := size(5, 3, 20)
 			if lost == "caller" {
 				n = 20
 			}
@@ -208,7 +208,7 @@ func oneAfterAnotherRole(args []string) error {
 // recovered twice.
 func TestRecoverAnytime(t *testing.T) {
 	t.Parallel()
-	rounds := size(15, 100, 100)
+	rounds := size(15, 5, 100)
 	random := rand.New(rand.NewPCG(seed(t), 0))
 	state, temp := t.TempDir(), t.TempDir()
 	executed := filepath.Join(t.TempDir(), "executed")

@@ -369,8 +369,8 @@ func idleInTheEndRole(args []string) error {
 				if err := a.Shutdown(context.Background()); err != nil {
 					return err
 				}
-			} else if o.StateDir != "" {
-				continue // the journal is open until then
+			} else if o != (Options{}) {
+				continue // it takes its time, and a journal is open until the shutdown
 			}
 			state := func() error {
 				if c := children(); c != "" {

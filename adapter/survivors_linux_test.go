@@ -55,9 +55,23 @@ func (h *heldPipe) says(want string) {
 func (h *heldPipe) isFree(within time.Duration) {
 	h.t.Helper()
 	h.w.Close()
-	_ = h.r.SetReadDeadline(time.Now().Add(max(within, time.Millisecond)))
-	if n, err := h.r.Read(make([]byte, 1)); err != io.EOF {
-		h.t.Errorf("%d bytes, %v: something is alive", n, err)
+	raw, err := h.r.SyscallConn()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for end := time.Now().Add(within); ; time.Sleep(time.Millisecond) {
+		// A Read whose deadline has passed would not look at all.
+		n, failed := 0, error(nil)
+		if err := raw.Control(func(fd uintptr) { n, failed = readNow(int(fd), make([]byte, 1)) }); err != nil {
+			h.t.Fatal(err)
+		}
+		if n == 0 && failed == nil {
+			return // its end
+		}
+		if n > 0 || !again(failed) || !time.Now().Before(end) {
+			h.t.Errorf("%d bytes, %v: something is alive", n, failed)
+			return
+		}
 	}
 }
 

@@ -52,6 +52,10 @@ func (p *Pool) journal() []string {
 // left to do.
 const reapLimit = time.Second
 
+// closeLimit is the same for those that were told to end for good. They take
+// milliseconds, and on a machine under load seconds.
+const closeLimit = 10 * time.Second
+
 // Get returns a supervisor whose CLI will inherit just what one started by the
 // calling thread would inherit now. It takes an idle one if that is so, or
 // starts one. It blocks until the supervisor has answered.
@@ -331,6 +335,10 @@ func (p *Pool) expire() {
 func (p *Pool) Close() int {
 	p.mu.Lock()
 	p.closed = true
+	limit := closeLimit
+	if len(p.straying) > 0 {
+		limit = reapLimit // one that has survivors does not end
+	}
 	all := append(p.idle, p.straying...)
 	for _, g := range p.guards {
 		all = append(all, g.Helper)
@@ -344,7 +352,7 @@ func (p *Pool) Close() int {
 	for _, h := range all {
 		h.Close(0) // tell them all before waiting for one
 	}
-	end := time.Now().Add(reapLimit)
+	end := time.Now().Add(limit)
 	left := 0
 	for _, h := range all {
 		if !h.Close(time.Until(end)) {
