@@ -1,4 +1,4 @@
-# What a developer runs; `make help` lists it. .ci/run runs all of it but stress, soak and fuzz
+# What a developer runs; `make help` lists it. .ci/run runs all of it but stress, soak, interop and fuzz
 # (CI runs the same tests once with the race detector, and the seeds of each fuzz target).
 
 GO ?= go
@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 DURATION ?= 10m
 BENCHTIME ?= 1s
 
-.PHONY: help check fmt vet lint tidy test race stress soak cross bench fuzz
+.PHONY: help check fmt vet lint tidy test race stress soak cross bench fuzz interop
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-8s %s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ stress: ## the process code COUNT times over on 1, 2 and 8 threads (before mergi
 
 soak: ## one caller that runs everything for DURATION, and a table of what was seen (the tests do it for seconds)
 	CURFEW_SOAK=$(DURATION) $(GO) test -count=1 -timeout 0 -run '^TestSoak$$' -v ./adapter
+
+interop: ## the MCP SDKs of others over sessions: a module of its own, which gets the SDK, and a package from npm
+	cd interop && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 -timeout 15m -v ./...
 
 cross: ## vet every package and its tests for the other systems (TARGETS)
 	@failed=; for target in $(TARGETS); do \
