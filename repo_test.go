@@ -170,6 +170,29 @@ func TestDocumentationCompiles(t *testing.T) {
 	}
 }
 
+// TestDocumentationQuotes compares what the Markdown files quote of Go files with
+// those: a Go fence below a line such as <!-- from docs/examples/mcp/main.go -->
+// is a part of that file, or all of it.
+func TestDocumentationQuotes(t *testing.T) {
+	fence := regexp.MustCompile("(?ms)^<!-- from ([^ \\n]+) -->\n```go\n(.*?)^```$")
+	for _, name := range trackedFiles(t) {
+		if path.Ext(name) != ".md" {
+			continue
+		}
+		text := readFile(t, name)
+		quotes := fence.FindAllSubmatchIndex(text, -1)
+		if announced := bytes.Count(text, []byte("\n<!-- from ")); announced != len(quotes) {
+			t.Errorf("%s: %d quotes are announced, %d are there", name, announced, len(quotes))
+		}
+		for _, at := range quotes {
+			source, quoted := string(text[at[2]:at[3]]), text[at[4]:at[5]]
+			if !bytes.Contains(readFile(t, source), quoted) {
+				t.Errorf("%s:%d: this is not in %s as it stands here", name, 1+bytes.Count(text[:at[0]], []byte("\n")), source)
+			}
+		}
+	}
+}
+
 // TestTextStandsAlone keeps out what holds on one machine only: absolute paths
 // of a home or work directory, and the addresses of package registries.
 func TestTextStandsAlone(t *testing.T) {
