@@ -171,7 +171,12 @@ func (s *server) call(ctx context.Context, method, params string) (json.RawMessa
 // lost says what is known of a server that does not answer any more. Whether a
 // call that was under way has had its effect is not.
 func (s *server) lost() error {
-	how := "its output has ended, and it has not"
+	how := "it has closed its output"
+	select {
+	case <-s.Exited():
+		how = "it has exited" // and has left something behind, which is being ended
+	default:
+	}
 	if o, over := s.Outcome(); over {
 		how = string(o.Status)
 		if o.Exit != nil {
