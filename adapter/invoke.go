@@ -356,7 +356,7 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 			v.acknowledged(ev.Stopping)
 		case ev.Exited != nil:
 			t.exit = ev.Exited
-			v.exitSeen()
+			v.exitSeen(ev.Exited)
 		case ev.Done != nil:
 			t.done = ev.Done
 		}
@@ -523,9 +523,9 @@ func (v *invocation) closeStdin() {
 // exitSeen handles the word that the leader has exited. What the supervisor may
 // still do with leftovers has limits of its own, except where the caller chose
 // to wait.
-func (v *invocation) exitSeen() {
+func (v *invocation) exitSeen(exit *outcome.Exit) {
 	if v.session != nil {
-		v.session.leaderGone()
+		v.session.leaderGone(exit)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -27,7 +27,8 @@ type Session struct {
 	up     chan struct{} // closed when the leader was executed; guards:
 	pid    int
 	began  time.Time
-	exited chan struct{} // closed when the leader is known to have exited, or with done
+	exited chan struct{} // closed when the leader is known to have exited, or with done; guards:
+	exit   *outcome.Exit // nil: not known
 	once   sync.Once     // of exited
 
 	mu       sync.Mutex
@@ -37,10 +38,22 @@ type Session struct {
 	idle     *time.Timer
 }
 
+// Input is the caller's end of a session's stdin.
+type Input interface {
+	io.WriteCloser
+	SetWriteDeadline(time.Time) error
+}
+
+// Output is the caller's end of a session's stdout.
+type Output interface {
+	io.ReadCloser
+	SetReadDeadline(time.Time) error
+}
+
 // Errors that a Session's end has as its cause.
 var (
 	// ErrStopped is what Session.Stop has as its cause, and what a Write returns
-	// once a stop was asked for.
+	// once a stop was asked for or the session is over.
 	ErrStopped = errors.New("adapter: session stopped")
 	// ErrOwnerStopped is the cause of what StopOwner ends.
 	ErrOwnerStopped = errors.New("adapter: owner stopped")
@@ -58,8 +71,8 @@ const (
 
 // Start starts c as a session and blocks until it was executed. ctx is for the
 // start alone: if it ends before, or the start fails, everything is ended before
-// Start returns the error, which is the one that Invoke would return. A session
-// ends when its CLI does, when it is asked to, and when the caller ends.
+// Start returns the error, which is the one that Invoke would return; it is so too
+// if StopOwner or Shutdown ends the start. A session ends when its CLI does, when it is asked to, and when the caller ends.
 //
 // Where Stdin or Stdout is nil, the caller has the other end of a pipe in
 // Session.Stdin and Session.Stdout. Stderr is always read, and the last of it
@@ -136,8 +149,8 @@ func (s *Session) Bound() time.Duration {
 // Stdin returns the caller's end of the CLI's stdin, nil if the command had its
 // own. A Write blocks while the pipe is full; a stop closes the pipe and has the
 // Write return an error with how much went out. Close ends the CLI's input, and
-// may be called again.
-func (s *Session) Stdin() io.WriteCloser {
+// may be called again. SetWriteDeadline is that of an os.File.
+func (s *Session) Stdin() Input {
 	if s.in == nil {
 		return nil
 	}
@@ -149,7 +162,8 @@ func (s *Session) Stdin() io.WriteCloser {
 // writes faster than it is read is held up. When the session is over, what the
 // pipe still had can be read to its end, io.EOF. Close has the CLI write into a
 // broken pipe; a session that is over has nothing that must be closed.
-func (s *Session) Stdout() io.ReadCloser {
+// SetReadDeadline is that of an os.File.
+func (s *Session) Stdout() Output {
 	if s.out == nil {
 		return nil
 	}
@@ -171,6 +185,19 @@ func (s *Session) Stderr() []byte {
 // Calls that wait for its answer have failed then. What it has left behind may
 // still be ended; Done tells when nothing is left.
 func (s *Session) Exited() <-chan struct{} { return s.exited }
+
+// Exit returns how the CLI itself has ended; false while Exited is not closed, and
+// if it is not known.
+func (s *Session) Exit() (outcome.Exit, bool) {
+	select {
+	case <-s.exited:
+		if s.exit != nil {
+			return *s.exit, true
+		}
+	default:
+	}
+	return outcome.Exit{}, false
+}
 
 // Done returns a channel that is closed when the session is over: the CLI has
 // ended, and so has everything that it started, or it is known and reported that
@@ -205,11 +232,21 @@ func (s *Session) Signal(sig syscall.Signal) error { return s.v.signal(sig) }
 // session goes on ending. The error is nil if the tree is gone, however the CLI
 // took it, and otherwise an *outcome.CleanupError; a later Stop tries again. A
 // session that is over is not touched.
+//
+// A CLI whose output has been read to its end is most likely just dying: it has
+// 100 ms to be seen to, so that a crash is told as one.
 func (s *Session) Stop(ctx context.Context) error {
 	select {
 	case <-s.v.done:
 		return s.v.awaitGone(ctx)
 	default:
+	}
+	if s.out != nil && s.out.atEnd() {
+		select {
+		case <-s.exited:
+		case <-time.After(dyingLimit):
+		case <-ctx.Done():
+		}
 	}
 	s.stop(outcome.CauseCanceled, ErrStopped)
 	select {
@@ -219,6 +256,10 @@ func (s *Session) Stop(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 }
+
+// dyingLimit is what the kernel may take from closing the descriptors of a process
+// that dies to telling its parent. It takes microseconds on an idle machine.
+const dyingLimit = 100 * time.Millisecond
 
 // stop asks for the ordinary end of the session.
 func (s *Session) stop(cause outcome.Cause, why error) {
@@ -234,12 +275,18 @@ func (s *Session) started(pid int, at time.Time) {
 	close(s.up)
 }
 
-func (s *Session) leaderGone() { s.once.Do(func() { close(s.exited) }) }
+// leaderGone takes the word that the CLI has exited, nil if it is over without.
+func (s *Session) leaderGone(exit *outcome.Exit) {
+	s.once.Do(func() {
+		s.exit = exit
+		close(s.exited)
+	})
+}
 
 // over lets go of what the session has open. What is left in the pipe stays to
 // be read.
 func (s *Session) over() {
-	s.leaderGone()
+	s.leaderGone(s.v.outcome.Exit)
 	s.mu.Lock()
 	s.stopping = true
 	if s.idle != nil {
@@ -301,6 +348,8 @@ func (w *sessionIn) Write(b []byte) (int, error) {
 	return n, err
 }
 
+func (w *sessionIn) SetWriteDeadline(t time.Time) error { return w.pipe.SetWriteDeadline(t) }
+
 func (w *sessionIn) Close() error {
 	if err := w.pipe.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
@@ -325,8 +374,7 @@ func (r *sessionOut) Read(b []byte) (int, error) {
 	}
 	n := 0
 	if raw, err := r.pipe.SyscallConn(); err == nil {
-		// Its error is that the pipe was closed, or the wait was ended by finish.
-		_ = raw.Read(func(fd uintptr) (over bool) {
+		err = raw.Read(func(fd uintptr) (over bool) {
 			r.turn.Lock()
 			defer r.turn.Unlock()
 			if r.ended || r.closed {
@@ -337,6 +385,10 @@ func (r *sessionOut) Read(b []byte) (int, error) {
 			r.ended = n == 0 && !again(err)
 			return n > 0 || r.ended
 		})
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return 0, err
+		}
+		// Else its error is that the pipe was closed: by finish, or the caller.
 	}
 	if n == 0 {
 		r.turn.Lock()
@@ -359,6 +411,15 @@ func (r *sessionOut) Read(b []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// atEnd reports whether a Read has met the end of the pipe.
+func (r *sessionOut) atEnd() bool {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	return r.ended && !r.closed
+}
+
+func (r *sessionOut) SetReadDeadline(t time.Time) error { return r.pipe.SetReadDeadline(t) }
 
 func (r *sessionOut) Close() error {
 	r.turn.Lock()

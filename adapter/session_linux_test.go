@@ -133,6 +133,68 @@ func TestSessionDoesNotStart(t *testing.T) {
 	}
 }
 
+// A client that stops a session because its output has come to an end does not
+// make a stop of a crash. On a machine under load the crash can come too late for
+// that, but not every time.
+func TestSessionCrashes(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	crashes := 0
+	for range 20 {
+		s := start(t, a, sh(`exec >&-; sleep 0.02; exit 3`))
+		if b, err := io.ReadAll(s.Stdout()); len(b) > 0 || err != nil {
+			t.Errorf("%q, %v", b, err)
+		}
+		if err := s.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+		o, _ := s.Wait()
+		if exit, ok := s.Exit(); !ok || exit.Code != 3 {
+			t.Errorf("its exit is %v, %v", exit, ok)
+		}
+		if o.Status == outcome.Failed {
+			crashes++
+		}
+	}
+	if crashes == 0 {
+		t.Error("each crash is told as a stop")
+	}
+}
+
+// A Read and a Write end at their deadlines, and can be tried again.
+func TestSessionDeadlines(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	s := start(t, a, sh(`read -r line; cat >/dev/null; echo "$line"`))
+	soon := func() time.Time { return time.Now().Add(10 * time.Millisecond) }
+	if err := s.Stdout().SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Stdout().Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	blocked := start(t, a, Command{Path: "sleep", Args: []string{tooLong}})
+	if err := blocked.Stdin().SetWriteDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := blocked.Stdin().Write(make([]byte, 1<<20)); n == 1<<20 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	if err := errors.Join(s.Stdout().SetReadDeadline(time.Time{}), s.Stdin().SetWriteDeadline(time.Now().Add(patience))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(s.Stdin(), "x\n"); err != nil {
+		t.Error(err)
+	}
+	if err := s.Stdin().Close(); err != nil {
+		t.Error(err)
+	}
+	if b, err := io.ReadAll(s.Stdout()); string(b) != "x\n" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	s.is(t, outcome.Succeeded, outcome.CauseExit)
+}
+
 // Idle sessions are ended, and those that are used are not.
 func TestSessionIsIdle(t *testing.T) {
 	t.Parallel()

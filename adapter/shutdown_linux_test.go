@@ -311,6 +311,9 @@ func TestSessionLeavesSomething(t *testing.T) {
 	}
 	select {
 	case <-s.Exited():
+		if exit, ok := s.Exit(); !ok || exit.Code != 0 {
+			t.Errorf("its exit is %v, %v", exit, ok)
+		}
 		if _, over := s.Outcome(); over {
 			t.Error("it is over at once, although something ignores SIGTERM for a second")
 		}
