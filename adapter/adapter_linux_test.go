@@ -51,6 +51,24 @@ func newAdapter(t *testing.T, o ...Options) *Adapter {
 	return newAdapterLeft(t, 0, o...)
 }
 
+// shutDown shuts a down where helpers are killed: that what they held together is
+// not shown to be gone is right.
+func shutDown(ctx context.Context, a *Adapter) error {
+	err := a.Shutdown(ctx)
+	all, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return err
+	}
+	var rest []error
+	for _, err := range all.Unwrap() {
+		var c *outcome.CleanupError
+		if !errors.As(err, &c) || c.Cleanup.Result != outcome.Unverified || !c.Cleanup.HelperLost {
+			rest = append(rest, err)
+		}
+	}
+	return errors.Join(rest...)
+}
+
 // newAdapterLeft makes one of which so many invocations will not be shown to be
 // gone: a complaint for each is due.
 func newAdapterLeft(t *testing.T, unproven int, o ...Options) *Adapter {

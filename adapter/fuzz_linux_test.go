@@ -250,7 +250,7 @@ func TestHostileSupervisor(t *testing.T) {
 			}
 			down, over := context.WithTimeout(context.Background(), time.Minute)
 			defer over()
-			if err := a.Shutdown(down); err != nil {
+			if err := shutDown(down, a); err != nil {
 				t.Errorf("Shutdown: %v", err)
 			}
 		})

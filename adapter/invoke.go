@@ -440,7 +440,8 @@ func (v *invocation) mark() string { return markPrefix + v.id + "=1" }
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
 
 // awaitGone tries once more to see the tree gone, if v is over without that. It
-// blocks no longer than retryLimit, or until ctx ends.
+// blocks no longer than retryLimit, or until ctx ends. Of what is unverified
+// nobody can know any more.
 func (v *invocation) awaitGone(ctx context.Context) error {
 	if v.cleanupErr() == nil {
 		return nil
@@ -449,14 +450,8 @@ func (v *invocation) awaitGone(ctx context.Context) error {
 	go func() {
 		v.again.Lock()
 		defer v.again.Unlock()
-		until := time.Now().Add(retryLimit)
-		switch {
-		case v.gone:
-		case v.outcome.Cleanup.Result == outcome.Survivors:
-			v.gone = v.helper.Gone(until)
-		default:
-			// Nobody can know any more. What the first sweep has missed, this may find.
-			v.helper.Sweep(v.mark(), v.began, until)
+		if v.outcome.Cleanup.Result == outcome.Survivors && !v.gone {
+			v.gone = v.helper.Gone(time.Now().Add(retryLimit))
 		}
 		if v.gone {
 			v.a.proven(v)

@@ -308,9 +308,9 @@ func (s *soak) measure() (h held, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err = s.shared.Shutdown(ctx)
+	err = shutDown(ctx, s.shared)
 	for _, w := range s.crew.workers {
-		err = errors.Join(err, w.a.Shutdown(ctx))
+		err = errors.Join(err, shutDown(ctx, w.a))
 		w.a = &Adapter{}
 	}
 	if err != nil {

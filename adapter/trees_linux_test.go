@@ -385,7 +385,7 @@ func newTreeCrew(t testing.TB, workers int) *treeCrew {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, w := range crew.workers {
-			if err := errors.Join(w.a.Shutdown(ctx), w.den.close()); err != nil {
+			if err := errors.Join(shutDown(ctx, w.a), w.den.close()); err != nil {
 				t.Error(err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +38,7 @@ type Helper struct {
 	pidfd int        // -1 where the kernel has none, and when it has ended
 
 	child int    // its pid as our child that is not reaped; 0: the guard's, or reaped
+	clean bool   // it was our child, and has ended by itself
 	guard *Guard // its parent; nil if we are
 
 	exe     string // what was executed
@@ -499,20 +501,35 @@ func (h *Helper) ended() bool {
 			case err == nil && info.Signo == 0:
 				return false
 			case err != unix.EINVAL: // which Linux 5.3 answers
-				h.child = 0
+				h.child, h.clean = 0, err == nil && endedWithZero(&info)
 				return true
 			}
 		}
-		pid, err := unix.Wait4(h.child, nil, unix.WNOHANG, nil)
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
 		switch {
 		case err == unix.EINTR:
 		case pid == h.child || err != nil:
+			h.clean = err == nil && status == 0
 			h.child = 0 // never asked for again: the number is free now
 		default:
 			return false
 		}
 	}
 	return true
+}
+
+// endedWithZero reads what waitid has said: exit code 0, and no signal. The
+// kernel's siginfo_t has pid, uid and status after three ints, on a 64-bit system
+// with four bytes between.
+func endedWithZero(info *unix.Siginfo) bool {
+	const cldExited = 1
+	after := unsafe.Offsetof(info.Code) + 4
+	if unsafe.Sizeof(uintptr(0)) == 8 {
+		after += 4
+	}
+	status := *(*int32)(unsafe.Add(unsafe.Pointer(info), after+8))
+	return info.Code == cldExited && status == 0
 }
 
 // Sweep ends what carries the mark of an invocation whose helper is lost, and
@@ -537,8 +554,20 @@ func (h *Helper) Gone(until time.Time) bool {
 	if !h.ended() {
 		return false
 	}
-	_, err := h.Swept(until)
-	return err == nil
+	if _, err := h.Swept(until); err == nil {
+		return true
+	}
+	// One that was let go of ends when it has no child: then it knew.
+	if h.guard == nil || !h.guard.awaitEnd(until) && !h.guard.ended() {
+		return false
+	}
+	return h.guard.ended() && h.guard.isClean()
+}
+
+func (h *Helper) isClean() bool {
+	h.end.Lock()
+	defer h.end.Unlock()
+	return h.clean
 }
 
 // Sweep ends what carries the mark of an invocation whose caller and helpers are
