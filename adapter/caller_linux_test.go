@@ -318,7 +318,7 @@ func measure() (u usage, err error) {
 // Many invocations in a row, a third of which fail to start.
 func TestInARow(t *testing.T) {
 	t.Parallel()
-	inRole(t, 5*time.Minute, "row", size("1000", "200", "2000"))
+	inRole(t, 5*time.Minute, "row", size("400", "200", "2000"))
 }
 
 func rowRole(args []string) error {
@@ -385,7 +385,7 @@ func flat(before, after usage, atOnce int) error {
 
 // 64 at once for some time.
 func TestManyAtOnce(t *testing.T) {
-	inRole(t, 5*time.Minute, "crowd", size("5s", "1s", "10s"))
+	inRole(t, 5*time.Minute, "crowd", size("2s", "1s", "10s"))
 }
 
 func crowdRole(args []string) error {
