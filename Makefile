@@ -36,7 +36,7 @@ test: ## the tests
 
 # Not those whose point is what other processes do: they take long, and race no goroutines of ours.
 race: ## the tests of the core packages with the race detector, the short ones
-	$(GO) test -race -short -timeout 10m -skip '^Test(Callers?(With|That|Was).*|Builds|WithoutCurfew|Promise|LibraryInACProgram|ReusedPIDs|PIDIsTakenOver)$$' $(CORE)
+	$(GO) test -race -short -timeout 10m -skip '^Test(Callers?(With|That|Was).*|Builds|WithoutCurfew|Promise|LibraryInACProgram|ReusedPIDs|PIDIsTakenOver|Soak|AllAtOnce|Bomb|Traced|Wrappers|.*Member|.*AnotherNamespace|BothLostAndEnvironmentWiped|NothingIsLeftOfUs)$$' $(CORE)
 
 stress: ## the process code COUNT times over on 1, 2 and 8 threads (before merging what touches it)
 	$(GO) test -race -count=$(COUNT) -cpu=1,2,8 -timeout 90m ./proctree ./internal/supervisor

@@ -556,7 +556,7 @@ func TestWrappers(t *testing.T) {
 	}
 }
 
-// 32 invocations end all at once.
+// Many invocations end all at once.
 func TestAllAtOnce(t *testing.T) {
 	a := newAdapter(t)
 	kinds := []fixtures.Fixture{}
@@ -570,7 +570,7 @@ func TestAllAtOnce(t *testing.T) {
 		f.Args = []string{"10"}
 		kinds = append(kinds, f)
 	}
-	const runs = 32
+	runs := size(16, 8, 32)
 	type one struct {
 		f      fixtures.Fixture
 		probe  *fixtures.Probe
@@ -616,10 +616,7 @@ func TestAllAtOnce(t *testing.T) {
 // each outcome is consistent with what was seen of the tree.
 func TestCanceledAnytime(t *testing.T) {
 	a := newAdapter(t)
-	runs := 100
-	if testing.Short() {
-		runs = 12
-	}
+	runs := size(40, 12, 200)
 	s := seed(t)
 	stop := promptly
 	stop.Grace = 50 * time.Millisecond

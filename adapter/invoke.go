@@ -440,7 +440,7 @@ func (v *invocation) mark() string { return markPrefix + v.id + "=1" }
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
 
 // awaitGone tries once more to see the tree gone, if v is over without that. It
-// blocks no longer than retryLimit, or until ctx ends. Of what is unverified
+// blocks no longer than retryLimit, or until ctx ends. If the guard is lost too,
 // nobody can know any more.
 func (v *invocation) awaitGone(ctx context.Context) error {
 	if v.cleanupErr() == nil {
@@ -450,7 +450,9 @@ func (v *invocation) awaitGone(ctx context.Context) error {
 	go func() {
 		v.again.Lock()
 		defer v.again.Unlock()
-		if v.outcome.Cleanup.Result == outcome.Survivors && !v.gone {
+		// What is unverified with its helper alive has gone where the helper cannot look.
+		c := &v.outcome.Cleanup
+		if !v.gone && (c.Result == outcome.Survivors || c.HelperLost) {
 			v.gone = v.helper.Gone(time.Now().Add(retryLimit))
 		}
 		if v.gone {

@@ -308,7 +308,7 @@ func TestReusedPIDs(t *testing.T) {
 		t.Skip("what it tests is in other processes")
 	}
 	t.Parallel()
-	count := "300"
+	count := "150"
 	if s := os.Getenv(reuseVariable); s != "" {
 		count = s
 	}

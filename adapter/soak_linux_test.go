@@ -39,10 +39,7 @@ const (
 //
 // It is not parallel to other tests: it counts what the process holds.
 func TestSoak(t *testing.T) {
-	span := 2500 * time.Millisecond
-	if testing.Short() {
-		span = time.Second
-	}
+	span := size(time.Second, time.Second, 10*time.Second)
 	if v := os.Getenv(soakVariable); v != "" {
 		var err error
 		if span, err = time.ParseDuration(v); err != nil {

@@ -95,7 +95,7 @@ func TestFaults(t *testing.T) {
 		}
 	}
 
-	seeds := 10
+	seeds := 4
 	if s := os.Getenv(faultSeedsVariable); s != "" {
 		var err error
 		if seeds, err = strconv.Atoi(s); err != nil {
@@ -105,8 +105,8 @@ func TestFaults(t *testing.T) {
 	var work []func()
 	for i, f := range all {
 		for j, errno := range f.errnos {
-			if seeds <= 10 && (j != i%len(f.errnos) || (i+os.Getuid())%2 != 0) {
-				continue // one of them, in every second, unless a long run was asked for
+			if seeds <= 4 && (j != i%len(f.errnos) || (i+os.Getuid())%3 != 0) {
+				continue // one of them, in every third, unless a long run was asked for
 			}
 			spec := fmt.Sprintf("%s/%s=%d%s", f.who, f.call, errno, f.window)
 			refuses := f.call == "kill" && f.window == ""

@@ -103,7 +103,7 @@ func TestBashPipeline(t *testing.T) {
 	need(t, "bash", "seq")
 	r, o := script(t, nil, "--", "bash", "-c", `set -o pipefail; seq 1000 | grep 7 | tail -n 1; exec > >(sed s/^/late:/); echo x; false | cat; exit $?`)
 	wantRan(t, r, o, 1, "997\nlate:x\n")
-	r, o = script(t, nil, append(timed, "bash", "-c", `echo under way; yes | tee >(cat > /dev/null) | (trap "" TERM; cat > /dev/null; sleep `+tooLong+`)`)...)
+	r, o = script(t, nil, append(timed, "bash", "-c", `echo under way; (while echo y; do sleep 0.01; done) | tee >(cat > /dev/null) | (trap "" TERM; cat > /dev/null; sleep `+tooLong+`)`)...)
 	wantRan(t, r, o, exitTimeout, "under way\n")
 }
 
