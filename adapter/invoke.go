@@ -45,7 +45,8 @@ type invocation struct {
 	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
 	asked  outcome.Cause           // of the first stop request; "" if there was none
 	why    error
-	calm   bool // that request was the ordinary end of a session
+	since  time.Time // when that was
+	calm   bool      // that request was the ordinary end of a session
 	acked  bool
 	due    time.Time // when the supervisor must have said something; zero: no such time
 
@@ -200,7 +201,7 @@ func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 		v.mu.Unlock()
 		return
 	}
-	v.asked, v.why, v.calm = cause, why, calm
+	v.asked, v.why, v.since, v.calm = cause, why, time.Now(), calm
 	helper := v.helper
 	if helper == nil {
 		// Nothing was ordered yet; if it is being ordered just now, the stop is
@@ -537,17 +538,20 @@ func (v *invocation) exitSeen(exit *outcome.Exit) {
 // carries the invocation's mark is swept for, which proves nothing.
 func (v *invocation) lose(helper *supervisor.Helper) {
 	began := time.Now()
-	until := began.Add(loseLimit)
 	helper.Kill()
+	// The guard gets the time that the supervisor has not used.
+	v.mu.Lock()
+	from := began
+	if v.asked != "" {
+		from = v.since
+	}
+	v.mu.Unlock()
+	until := from.Add(v.ladder() + loseLimit)
+	if least := began.Add(loseLimit); until.Before(least) {
+		until = least
+	}
 	c := outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true}
-	patience := until
-	if v.cmd.TempDir {
-		patience = patience.Add(supervisor.RemoveLimit)
-	}
-	if v.a.journal != nil {
-		patience = patience.Add(supervisor.WriteLimit)
-	}
-	if swept, err := helper.Swept(patience); err == nil {
+	if swept, err := helper.Swept(until); err == nil {
 		c = swept.Cleanup()
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		// The guard goes on, and does all this in the end.
@@ -556,7 +560,7 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 		}
 		v.writeEnd(&c)
 	} else {
-		c.Ended, c.Suspects = helper.Sweep(v.mark(), v.began, until)
+		c.Ended, c.Suspects = helper.Sweep(v.mark(), v.began, time.Now().Add(loseLimit))
 		c.TempDirs = v.removeTempDir()
 		v.writeEnd(&c)
 	}
@@ -565,8 +569,8 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 	v.outcome.Cleanup = c
 }
 
-// loseLimit bounds the ending of what a lost supervisor has left. The guard goes
-// on after it.
+// loseLimit is the least that the guard gets for the ending of what a lost
+// supervisor has left, and the most that a sweep may take.
 const loseLimit = time.Second
 
 // collect ends the streams, each within what is left of the drain limit.
