@@ -101,7 +101,7 @@ func TestShutdownMeanwhile(t *testing.T) {
 				}
 			}
 		}, outcome.CauseCanceled},
-		{"its idle time is over", counting, Options{IdleTimeout: 50 * time.Millisecond}, func(t *testing.T, s *Session) {
+		{"its idle time is over", counting, Options{IdleTimeout: 3 * time.Second}, func(t *testing.T, s *Session) {
 			for end := time.Now().Add(patience); !s.isStopping(); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("the idle time does not end it")
