@@ -59,6 +59,11 @@ func newReport(path string) (*report, error) {
 	if err := os.Remove(f.Name()); err != nil {
 		return fail(err)
 	}
+	// What is there is about another run, and must not be read as about this one
+	// should that be killed.
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fail(err)
+	}
 	return r, nil
 }
 

@@ -69,6 +69,7 @@ func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(
 	for _, id := range pending {
 		r.failed(&RecordError{recordFile(j.dir, id), ErrEnding})
 	}
+	r.moveAll()
 	if len(r.given) > 0 {
 		// Or a crash of the system brings them back, to be given once more.
 		r.failed(syncDir(filepath.Join(j.dir, recoveredDir)))
@@ -85,6 +86,7 @@ type recovery struct {
 	j      *Journal
 	settle func(Entry) End
 	wait   waiter
+	ready  []Entry // they have an end
 	given  []Entry
 	errs   []error
 
@@ -161,19 +163,18 @@ func (r *recovery) take(id string) (done bool) {
 		return false
 	}
 	if err == nil {
-		entry, err = r.move(entry)
+		entry, err = r.finish(entry)
 	}
 	if err != nil {
 		r.failed(err)
 		return true
 	}
-	delete(r.left, id)
-	r.given = append(r.given, entry)
+	r.ready = append(r.ready, entry)
 	return true
 }
 
-// move settles an invocation and moves its record to where nobody takes it again.
-func (r *recovery) move(entry Entry) (Entry, error) {
+// finish settles an invocation and writes its end.
+func (r *recovery) finish(entry Entry) (Entry, error) {
 	id := entry.Begin.ID
 	path := recordFile(r.j.dir, id)
 	end := r.settle(entry)
@@ -182,13 +183,26 @@ func (r *recovery) move(entry Entry) (Entry, error) {
 	}
 	// In any case: the end that is there may not be durable yet.
 	entry, err := writeEnd(path, id, end)
-	if err == nil {
-		err = rename(path, recordFile(filepath.Join(r.j.dir, recoveredDir), id))
-	}
 	if err != nil {
 		return Entry{}, &RecordError{path, err}
 	}
 	return entry, nil
+}
+
+// moveAll moves the records that are ready to where nobody takes them again. That
+// is done at last, when there is nothing more to wait for: who is killed while
+// waiting has been given nothing.
+func (r *recovery) moveAll() {
+	for _, entry := range r.ready {
+		id := entry.Begin.ID
+		path := recordFile(r.j.dir, id)
+		if err := rename(path, recordFile(filepath.Join(r.j.dir, recoveredDir), id)); err != nil {
+			r.failed(&RecordError{path, err})
+			continue
+		}
+		delete(r.left, id)
+		r.given = append(r.given, entry)
+	}
 }
 
 // removePeers removes the files of dead callers whose helpers are gone, unless a
