@@ -79,7 +79,8 @@ func trimEnd(b []byte) []byte {
 
 // trimStart drops the rest of a UTF-8 sequence that was cut off before b.
 func trimStart(b []byte) []byte {
-	for i := 0; i < utf8.UTFMax-1 && i < len(b); i++ {
+	// After three bytes of the rest the next sequence begins.
+	for i := 0; i < utf8.UTFMax && i < len(b); i++ {
 		if utf8.RuneStart(b[i]) {
 			return b[i:]
 		}
