@@ -134,6 +134,11 @@ func (a *Adapter) Recover(ctx context.Context) ([]Recovered, error) {
 // at a start.
 const recoverLimit = 30 * time.Second
 
+// sweepLimit is the most that Recover takes to sweep for one invocation. It ends
+// when two scans of all processes have found nothing, which on a machine under load
+// can take seconds, and nobody has been promised a bound here.
+const sweepLimit = 5 * time.Second
+
 // settleLost sees to what an invocation has left whose helpers are all gone.
 func settleLost(e journal.Entry) journal.End {
 	var done supervisor.Done
@@ -141,7 +146,7 @@ func settleLost(e journal.Entry) journal.End {
 	if e.End == nil {
 		c := &done.Cleanup
 		c.Result, c.Proof, c.HelperLost = outcome.Unverified, outcome.NoProof, true
-		c.Ended, c.Suspects = supervisor.Sweep(markPrefix+e.Begin.ID+"=1", e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(loseLimit))
+		c.Ended, c.Suspects = supervisor.Sweep(markPrefix+e.Begin.ID+"=1", e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if e.Begin.TempDir != "" {
 		v := invocation{temp: &supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno}}
