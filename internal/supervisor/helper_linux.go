@@ -349,6 +349,10 @@ func (h *Helper) Pending() bool {
 	return pending || err != nil // closed
 }
 
+// Suspended reports whether somebody has stopped the helper, so that it cannot
+// answer.
+func (h *Helper) Suspended() bool { return h.pid != 0 && proctree.Suspended(h.pid) }
+
 // Interrupt makes Next return at the given time at the latest; the zero time
 // takes that back.
 func (h *Helper) Interrupt(at time.Time) { _ = h.conn.SetReadDeadline(at) }

@@ -37,6 +37,8 @@ func (h *Helper) PID() int            { return 0 }
 func (h *Helper) Cgroup() string      { return "" }
 func (h *Helper) Gone(time.Time) bool { return false }
 
+func (h *Helper) Suspended() bool { return false }
+
 func (h *Helper) Pending() bool { return false }
 
 func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
