@@ -425,19 +425,29 @@ func crowdRole(args []string) error {
 			}
 		}
 	}
-	if err := all64(a); err != nil {
-		return err
+	// All 64 before each measurement: those that were idle too long meanwhile, on a
+	// machine under load, have ended.
+	count64 := func() (u usage, err error) {
+		if err := all64(a); err != nil {
+			return u, err
+		}
+		return measure()
 	}
 	round(span / 5)
-	if before, err = measure(); err != nil {
+	if before, err = count64(); err != nil {
 		return err
 	}
 	round(span)
-	if after, err = measure(); err != nil {
+	if after, err = count64(); err != nil {
 		return err
 	}
 	if failed != nil {
 		return failed
+	}
+	for deadline := time.Now().Add(20 * time.Second); flat(before, after, 64) != nil && time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if after, err = measure(); err != nil { // those let go of are being reaped
+			return err
+		}
 	}
 	if err := flat(before, after, 64); err != nil {
 		return err
