@@ -324,7 +324,7 @@ func TestDeadlineBeforeItsTimer(t *testing.T) {
 		parent, cancel := context.WithCancelCause(t.Context())
 		ctx := &lateContext{parent, time.Now().Add(span)}
 		// Well after the supervisor has ended what it does by itself.
-		timer := time.AfterFunc(span+ackLimit/2, func() { cancel(cause) })
+		timer := time.AfterFunc(span+ackLimit/5, func() { cancel(cause) })
 		o, err := a.Invoke(ctx, sh("sleep "+tooLong))
 		timer.Stop()
 		cancel(nil)
