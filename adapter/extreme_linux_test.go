@@ -128,7 +128,8 @@ func bombedRole(args []string) error {
 	if probe.Beats() == 0 {
 		return fmt.Errorf("no bomb went off: %s", o.Stderr)
 	}
-	if aborted := 2; o.Cause == outcome.CauseExit && o.Exit.Code == aborted {
+	const aborted = 2 // the exit code of the Go runtime
+	if o.Cause == outcome.CauseExit && o.Exit.Code == aborted {
 		// The bomb is a Go program as well, and its leader can be the one that aborts.
 		return gone(f, probe, 0)
 	}

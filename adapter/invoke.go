@@ -567,7 +567,7 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 		v.writeEnd(&c)
 	} else {
 		c.Ended, c.Suspects = helper.Sweep(v.mark(), v.began, time.Now().Add(loseLimit))
-		c.TempDirs = v.removeTempDir()
+		c.TempDirs = removeTempDir(v.temp)
 		v.writeEnd(&c)
 	}
 	v.a.pool.Discard(helper)

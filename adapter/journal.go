@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"curfew/internal/journal"
-	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
@@ -69,14 +68,14 @@ func tempDirError(program string, err error) *outcome.StartError {
 }
 
 // dropTempDir removes the directory of an invocation that did not begin.
-func (v *invocation) dropTempDir() { v.outcome.Cleanup.TempDirs = v.removeTempDir() }
+func (v *invocation) dropTempDir() { v.outcome.Cleanup.TempDirs = removeTempDir(v.temp) }
 
 // removeTempDir removes the directory of an invocation whose helpers cannot.
-func (v *invocation) removeTempDir() []outcome.TempDir {
-	if v.temp == nil {
+func removeTempDir(temp *supervisor.TempDir) []outcome.TempDir {
+	if temp == nil {
 		return nil
 	}
-	d := scratch.Dir{Path: string(v.temp.Path), Dev: v.temp.Dev, Ino: v.temp.Ino}
+	d := temp.Dir()
 	result := make(chan error, 1)
 	go func() { result <- d.Remove(time.Now().Add(supervisor.RemoveLimit)) }()
 	var err error
@@ -149,8 +148,7 @@ func settleLost(e journal.Entry) journal.End {
 		c.Ended, c.Suspects = supervisor.Sweep(markPrefix+e.Begin.ID+"=1", e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if e.Begin.TempDir != "" {
-		v := invocation{temp: &supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno}}
-		done.Cleanup.TempDirs = v.removeTempDir()
+		done.Cleanup.TempDirs = removeTempDir(&supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno})
 	}
 	done.Cleanup.Elapsed = time.Since(began)
 	report, err := json.Marshal(&done)

@@ -110,7 +110,7 @@ func (e *errands) left() bool {
 // removal removes a temporary directory. It goes on for longer than the helper's
 // loop waits for it.
 func (d *TempDir) removal() error {
-	return d.dir().Remove(time.Now().Add(errandPatience))
+	return d.Dir().Remove(time.Now().Add(errandPatience))
 }
 
 // kept is the report of a directory that is there still.

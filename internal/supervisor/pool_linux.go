@@ -305,13 +305,11 @@ func (p *Pool) expire() {
 		p.note(h, h.Close(0))
 		return true
 	})
-	p.straying = slices.DeleteFunc(p.straying, func(h *Helper) bool {
-		gone := h.Close(0)
-		if gone && h.guard != nil {
-			h.guard.helpers--
-		}
-		return gone
-	})
+	straying := p.straying
+	p.straying = nil
+	for _, h := range straying {
+		p.note(h, h.Close(0))
+	}
 	p.guards = slices.DeleteFunc(p.guards, func(g *Guard) bool {
 		if g.helpers > 0 && g.alive() {
 			return false

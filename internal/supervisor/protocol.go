@@ -123,14 +123,15 @@ type TempDir struct {
 	Ino  uint64 `json:"ino"`
 }
 
-func (d *TempDir) dir() scratch.Dir { return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino} }
+// Dir returns what removes it.
+func (d *TempDir) Dir() scratch.Dir { return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino} }
 
 // check refuses what we have not made: it would be removed.
 func (d *TempDir) check() error {
 	if d == nil {
 		return nil
 	}
-	if err := d.dir().Check(); err != nil {
+	if err := d.Dir().Check(); err != nil {
 		return fmt.Errorf("%w: %w", errProtocol, err)
 	}
 	return nil
