@@ -137,7 +137,7 @@ func TestRecover(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			within := time.Duration(0) // Recover waits for those who end it
+			within := atOnce // Recover waits for those who end it
 			if lost == "caller and all helpers" {
 				within = patience // who dies has no environment any more, and still has its files
 			}

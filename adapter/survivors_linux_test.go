@@ -51,6 +51,11 @@ func (h *heldPipe) says(want string) {
 	}
 }
 
+// atOnce is what isFree waits in a test with others beside it: whatever they start
+// has a copy of all our descriptors until it has executed its program. It is less
+// than what survives lives.
+const atOnce = 2 * time.Second
+
 // isFree fails if somebody has the end open still after that time.
 func (h *heldPipe) isFree(within time.Duration) {
 	h.t.Helper()
@@ -145,7 +150,7 @@ func TestGroup(t *testing.T) {
 			return len(p), nil
 		})
 		o, _ := run(t, a, c)
-		h.isFree(0)
+		h.isFree(atOnce)
 		return dir, o
 	}
 
@@ -228,7 +233,7 @@ func TestEntersAnotherNamespace(t *testing.T) {
 			t.Errorf("plain: %v: %+v, %v", plain, o.Cleanup, err)
 		}
 		if !plain {
-			h.isFree(0)
+			h.isFree(atOnce)
 			if len(o.Cleanup.Ended) == 0 {
 				t.Error("it is not listed as ended")
 			}
@@ -258,7 +263,7 @@ func TestBothLostAndEnvironmentWiped(t *testing.T) {
 		}
 		a := newAdapterLeft(t, 1, Options{NoCgroup: plain})
 		h := newHeldPipe(t)
-		c := sh(`env -i setsid sh -c "echo there >&3; sleep 5" & while [ ! -s there ]; do sleep 0.01; done
+		c := sh(`env -i setsid sh -c "echo there >&3; sleep 10" & while [ ! -s there ]; do sleep 0.01; done
 			guard=$(cut -d" " -f4 /proc/$PPID/stat); kill -KILL $guard $PPID; sleep ` + tooLong)
 		c.Dir = t.TempDir()
 		c.ExtraFiles = []*os.File{h.w}
@@ -273,7 +278,7 @@ func TestBothLostAndEnvironmentWiped(t *testing.T) {
 			t.Errorf("after %v: %s, %s, %+v", took, o.Status, o.Cause, o.Cleanup)
 		}
 		if !plain {
-			h.isFree(0)
+			h.isFree(atOnce)
 			continue
 		}
 		h.w.Close()
@@ -391,7 +396,7 @@ func TestFrozenMember(t *testing.T) {
 		if err := survived(e.o, e.at.Sub(began), c.Stop, "frozen"); err != nil {
 			t.Error(err)
 		}
-		below.isFree(0)
+		below.isFree(atOnce)
 		if o, err := run(t, a, sh("exit 0")); err != nil || o.Cleanup.Proof != outcome.NoChildren {
 			t.Errorf("the next invocation: %+v, %v", o, err)
 		}
