@@ -14,8 +14,8 @@ import (
 
 func init() { roles["storm"] = stormRole }
 
-// stormsVariable has the storms of their full size, and each within a second of
-// its grace, two at a task limit. That is for a machine that does nothing else.
+// stormsVariable has the storms of their full size, and each within a second or
+// two of its grace. That is for a machine that does nothing else.
 const stormsVariable = "CURFEW_STORMS"
 
 // Many processes, and some that are never the same for long, are proven to be gone
@@ -34,7 +34,7 @@ func TestStorms(t *testing.T) {
 		{"comet", "32", "100", 0, time.Second},
 		{"storm", "8", "11", 0, time.Second}, // 4095 processes
 		{"chain", "100", "300", 0, time.Second},
-		{"wide", "300", "2000", 0, time.Second},
+		{"wide", "300", "2000", 0, 2 * time.Second}, // a bare loop that kills and reaps them takes 1.5 s: bench, BenchmarkCancel
 		{"daemons", "50", "200", 0, time.Second},
 		{"comet", "", "100", 2000, 2 * time.Second},
 		{"storm", "", "11", 2000, 2 * time.Second},

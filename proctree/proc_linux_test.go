@@ -96,6 +96,14 @@ func TestPidTable(t *testing.T) {
 	if e := table.at(1001); e.signal != 9 {
 		t.Errorf("a known pid was forgotten: %+v", e)
 	}
+	table.doom(1002)
+	if !table.doomed(1002) || table.doomed(1001) {
+		t.Error("who was struck elsewhere is taken for a child of ours that has its end")
+	}
+	table.forget(1002)
+	if table.doomed(1002) {
+		t.Error("who has the pid of one that was reaped is taken for it")
+	}
 	full := 0
 	for pid := 10000; pid < 10000+2*tableSize; pid++ {
 		if table.at(pid) == nil {

@@ -424,8 +424,9 @@ func (t *Tree) Collect(killing bool) Event {
 }
 
 // reapAtOnce bounds how long one Collect takes: a storm of processes that exit
-// must not keep the supervisor from hearing its caller.
-const reapAtOnce = 256
+// must not keep the supervisor from hearing its caller. Among 100 chains that
+// fork and exit it took 400 ms for 256, against 0.3 ms alone.
+const reapAtOnce = 64
 
 // finishStart looks at what became of the start.
 func (t *Tree) finishStart(ev *Event) {
@@ -585,8 +586,9 @@ func (t *Tree) Usage() outcome.Usage { return t.usage }
 
 // Terminate sends sig to the leader alone, or to every member but the leader,
 // each followed by SIGCONT so that one that is stopped acts on it. It returns
-// how many it reached.
-func (t *Tree) Terminate(sig syscall.Signal, leader bool) int {
+// how many it reached. The time it takes grows with the tree and with what else
+// the machine has to do; it stops at until, when SIGKILL is due.
+func (t *Tree) Terminate(sig syscall.Signal, leader bool, until time.Time) int {
 	if leader {
 		if t.leader == 0 || t.politely(t.leader, -1, sig) != nil {
 			return 0
@@ -597,7 +599,7 @@ func (t *Tree) Terminate(sig syscall.Signal, leader bool) int {
 	// met in the next pass.
 	reached := 0
 	for range 3 {
-		n := t.walk(true, func(pid, pidfd int) bool {
+		n := t.walk(true, until, func(pid, pidfd int) bool {
 			return pid != t.leader && !t.struck.had(pid) && t.politely(pid, pidfd, sig) == nil
 		})
 		if n == 0 {
@@ -632,17 +634,24 @@ func (t *Tree) Strike(below bool) (struck int) {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 	}
-	return t.strikeGroup() + t.walk(below, func(pid, pidfd int) bool {
+	return t.strikeGroup() + t.walk(below, time.Time{}, func(pid, pidfd int) bool {
 		var err error
-		if pidfd < 0 {
-			err = signalChild(pid, syscall.SIGKILL)
-		} else {
+		switch {
+		case pidfd >= 0:
 			err = signalPidfd(pidfd, syscall.SIGKILL)
+		case !below && t.struck.doomed(pid):
+			return false // a pass is made for each few that have died
+		default:
+			err = signalChild(pid, syscall.SIGKILL)
 		}
 		if err != nil {
 			return false
 		}
-		return t.note(pid, syscall.SIGKILL)
+		fresh := t.note(pid, syscall.SIGKILL)
+		if pidfd < 0 {
+			t.struck.doom(pid)
+		}
+		return fresh
 	})
 }
 
@@ -670,8 +679,10 @@ func (t *Tree) Reap() (int, Event) {
 // first, its stat then names P as its parent, and P still had its pid after
 // that: then the number P stood for the same process all the time.
 //
-// What does not fit (descriptors run out, or there are too many) is left out.
-func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
+// What does not fit (descriptors run out, or there are too many) is left out,
+// and so is everything from the time until on, if there is one.
+func (t *Tree) walk(below bool, until time.Time, visit func(pid, pidfd int) bool) (count int) {
+	over := func() bool { return !until.IsZero() && !time.Now().Before(until) }
 	own := t.ownChildren()
 	if !below {
 		for _, pid := range t.arena[:own] {
@@ -683,7 +694,7 @@ func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	}
 	t.found = t.found[:0]
 	for i := range own {
-		if len(t.found) == cap(t.found) {
+		if len(t.found) == cap(t.found) || over() {
 			break
 		}
 		if t.wards[int(t.arena[i])] {
@@ -693,7 +704,7 @@ func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 		t.findBelow(int(t.arena[i]), own)
 	}
 	for _, m := range t.found {
-		if visit(m.pid, m.pidfd) {
+		if !over() && visit(m.pid, m.pidfd) {
 			count++
 		}
 		if m.pidfd >= 0 {
@@ -851,7 +862,7 @@ func (t *Tree) Ended() (list []outcome.Ended, more int) {
 // Members lists the live members of the tree, at most limit.
 func (t *Tree) Members(limit int) []Member {
 	var list []Member
-	t.walk(true, func(pid, pidfd int) bool {
+	t.walk(true, time.Time{}, func(pid, pidfd int) bool {
 		if len(list) >= limit || pidfd < 0 && stateOf(pid) != childAlive || !t.proc.stat(pid, &t.scratch) {
 			return false
 		}

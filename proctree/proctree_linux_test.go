@@ -357,7 +357,7 @@ func politeRole(args []string) error {
 	if err := h.until("ready", func() bool { return count("ready-") == 4 }); err != nil {
 		return err
 	}
-	if n := h.Terminate(syscall.SIGTERM, true); n != 1 {
+	if n := h.Terminate(syscall.SIGTERM, true, time.Now().Add(patience)); n != 1 {
 		return fmt.Errorf("%d leaders", n)
 	}
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
@@ -368,7 +368,10 @@ func politeRole(args []string) error {
 			return fmt.Errorf("%s was signalled with the leader", l)
 		}
 	}
-	h.Terminate(syscall.SIGTERM, false)
+	if n := h.Terminate(syscall.SIGTERM, false, time.Now()); n != 0 {
+		return fmt.Errorf("%d members were signalled when there was no time left", n)
+	}
+	h.Terminate(syscall.SIGTERM, false, time.Now().Add(patience))
 	if err := h.until("empty", func() bool { return h.empty }); err != nil {
 		return err
 	}

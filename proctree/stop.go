@@ -135,12 +135,12 @@ func (l *Ladder) Step(now time.Time) []Action {
 			return l.politely(now)
 		}
 	case rungSignal:
-		if !l.membersHad && l.Policy.Audience != LeaderOnly && (l.leaderGone || !now.Before(l.membersDue)) {
+		switch {
+		case !now.Before(l.rungEnd):
+			return l.kill(now) // too late to be polite to anybody
+		case !l.membersHad && l.Policy.Audience != LeaderOnly && (l.leaderGone || !now.Before(l.membersDue)):
 			l.membersHad = true
 			acts = append(acts, SignalMembers)
-		}
-		if !now.Before(l.rungEnd) {
-			acts = append(acts, l.kill(now)...)
 		}
 	case rungKill:
 		if !now.Before(l.rungEnd) {

@@ -85,7 +85,7 @@ func TestLadder(t *testing.T) {
 		{"late by more than everything", policy, []at{
 			{0, begin, []Action{CloseStdin}},
 			{100, step, []Action{SignalLeader}},
-			{5000, step, []Action{SignalMembers, Kill}},
+			{5000, step, []Action{Kill}},
 			{5200, step, []Action{GiveUp}},
 		}, -1},
 		{"empty before it began", policy, []at{{0, empty, nil}, {10, begin, nil}}, -1},

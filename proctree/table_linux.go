@@ -12,6 +12,7 @@ type pidEntry struct {
 	pid    int32 // 0: never used; -1: forgotten
 	index  int16 // into the list of the ended; or one of these:
 	signal int8
+	doomed bool // a child of ours that has got SIGKILL, and was not reaped since
 }
 
 const (
@@ -58,6 +59,19 @@ func (t *pidTable) had(pid int) bool {
 	return e != nil && e.signal != 0
 }
 
+// doom notes that pid, a child of ours, was sent SIGKILL. That cannot be undone:
+// it needs no second one as long as it is not reaped.
+func (t *pidTable) doom(pid int) {
+	if e := t.at(pid); e != nil {
+		e.doomed = true
+	}
+}
+
+func (t *pidTable) doomed(pid int) bool {
+	e := t.at(pid)
+	return e != nil && e.doomed
+}
+
 // forget drops pid: it was reaped, and may come back as another process.
 func (t *pidTable) forget(pid int) {
 	if t.n == 0 {
@@ -67,7 +81,7 @@ func (t *pidTable) forget(pid int) {
 		e := &t.entries[i]
 		switch e.pid {
 		case int32(pid):
-			e.pid = -1
+			*e = pidEntry{pid: -1}
 			return
 		case 0:
 			return

@@ -180,7 +180,7 @@ func (s *stubTree) Signal(sig syscall.Signal) {
 	s.exited = s.exited || s.manner == daemon // which is seen when it is looked for
 }
 
-func (s *stubTree) Terminate(sig syscall.Signal, leader bool) int {
+func (s *stubTree) Terminate(sig syscall.Signal, leader bool, _ time.Time) int {
 	s.valid(sig)
 	if s.manner == polite || s.manner == survivors && leader {
 		s.exited, s.died = true, s.manner == polite

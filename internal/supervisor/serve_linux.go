@@ -53,7 +53,7 @@ type tree interface {
 	StartRuledOut() bool
 	Collect(killing bool) proctree.Event
 	Signal(sig syscall.Signal)
-	Terminate(sig syscall.Signal, leader bool) int
+	Terminate(sig syscall.Signal, leader bool, until time.Time) int
 	Strike(below bool) int
 	Reap() (int, proctree.Event)
 	Holds(files []proctree.FileID) bool
@@ -612,15 +612,16 @@ func (s *server) leave() {
 func (s *server) act(actions []proctree.Action) {
 	r := s.run
 	sig := syscall.Signal(r.ladder.Policy.Signal)
+	until, _ := r.ladder.Next() // the end of the grace, when it comes to signals
 	for _, a := range actions {
 		switch a {
 		case proctree.CloseStdin:
 			s.rung(outcome.StepCloseStdin, 0)
 		case proctree.SignalLeader:
 			s.rung(outcome.StepSignalLeader, int(sig))
-			s.tree.Terminate(sig, true)
+			s.tree.Terminate(sig, true, until)
 		case proctree.SignalMembers:
-			if s.tree.Terminate(sig, false) > 0 {
+			if s.tree.Terminate(sig, false, until) > 0 {
 				s.rung(outcome.StepSignalMembers, int(sig))
 			}
 		case proctree.Kill:
