@@ -109,15 +109,6 @@ func (w *sweep) describe(s *stat) outcome.Process {
 	return outcome.Process{PID: s.pid, Start: startTime(w.boot, s.start), Name: s.name()}
 }
 
-type verdict int
-
-const (
-	notOurs verdict = iota
-	ours
-	suspect   // carries the mark, and has its parent from elsewhere
-	undecided // cannot be told at this moment
-)
-
 // judge says what pid is to the invocation, and leaves its stat in s. It goes up
 // from pid as long as the mark is there.
 func (w *sweep) judge(pid int, s *stat) verdict {

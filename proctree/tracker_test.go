@@ -1,0 +1,552 @@
+package proctree
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// rules is what a kernel keeps of a process's origin, and how exact a signal is.
+type rules struct {
+	name string
+	// execLoses: an execution has the kernel note the parent of that moment.
+	execLoses bool
+	// births: it keeps the version that the parent had at the fork.
+	births bool
+	// exact: a signal names a version. Else whoever has the pid is compared with
+	// the row right before.
+	exact bool
+	// ids: it has IDs at all.
+	ids bool
+}
+
+// The rules of macOS are in its kernel's source (bsd/kern): the parent's unique ID
+// is noted anew by an execution since xnu-8792, a signal can name a version since
+// xnu-10002.61, and the version at the fork is kept since xnu-11417.101.
+var allRules = []rules{
+	{"macOS 12", false, false, false, true},
+	{"macOS 13", true, false, false, true},
+	{"macOS 14.2", true, false, true, true},
+	{"macOS 15.4", true, true, true, true},
+	{"no IDs", false, false, false, false},
+}
+
+// historiesVariable says how many histories TestTracker makes up for each set of
+// rules.
+const historiesVariable = "CURFEW_HISTORIES"
+
+// In made-up histories, in which processes fork, execute, exit and use the pids of
+// others again while the table is read, whoever can be found by the rules is found
+// and ended, no stranger ever gets a signal, and who cannot be told from a stranger
+// is a suspect.
+func TestTracker(t *testing.T) {
+	if n := os.Getenv(historiesVariable); n != "" {
+		old := flag.Lookup("rapid.checks").Value.String()
+		if err := flag.Set("rapid.checks", n); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = flag.Set("rapid.checks", old) })
+	}
+	for _, r := range allRules {
+		t.Run(r.name, func(t *testing.T) {
+			found, suspected, lost := 0, 0, 0
+			rapid.Check(t, func(rt *rapid.T) {
+				k := newSimulation(rt, r)
+				k.history()
+				found, suspected, lost = found+k.found, suspected+k.suspected, lost+k.lost
+			})
+			t.Logf("%d processes found, %d not, who are below %d suspects", found, lost, suspected)
+			if found == 0 {
+				t.Error("the histories are too simple")
+			}
+		})
+	}
+}
+
+// proc is a process of the simulated kernel.
+type proc struct {
+	pid            int
+	id             uint64
+	start          uint64
+	parent         *proc // nil: the first process
+	orphan         bool
+	parentID       uint64
+	version, birth uint32
+	session        int
+	coalition      uint64
+	mark           Mark // in its environment, readable or not
+	hidden         bool
+	careless       bool // its children leave no zombies
+	immune         bool // of another user: signals are refused
+	zombie, reaped bool
+	stopping       int // how much it still does before it is suspended, +1
+	suspended      bool
+	killed         bool
+
+	// What is true, and the tracker has to find out.
+	ours     bool
+	creator  *proc
+	bornOf   uint32 // the creator's version then
+	seen     bool   // in some scan
+	linked   bool   // its creator is what its row said at its first sight
+	versions []uint32
+	shown    bool // its mark could be read when it was an orphan
+}
+
+type simulation struct {
+	rules
+	t       *rapid.T
+	random  *rand.Rand // rapid's own numbers are mostly small ones
+	all     []*proc    // also those that are gone
+	table   map[int]*proc
+	first   *proc
+	root    *proc
+	lastPID int
+	nextID  uint64
+	version uint32
+	moves   int // that are left
+	forks   int // of ours that are left
+	tracker *Tracker
+
+	found, suspected, lost int
+}
+
+// maxSimulatedPID is the number after which pids are given out again.
+const maxSimulatedPID = 24
+
+func newSimulation(t *rapid.T, r rules) *simulation {
+	k := &simulation{rules: r, t: t, table: map[int]*proc{}, lastPID: 1, nextID: 100, version: 1000}
+	k.random = rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+	k.moves, k.forks = 30+rapid.IntRange(0, 200).Draw(t, "moves"), 3+rapid.IntRange(0, 20).Draw(t, "forks")
+	k.first = &proc{pid: 1, id: 1, version: 1, session: 1}
+	k.table[1] = k.first
+	shell := k.add(k.first)
+	shell.session, shell.coalition = shell.pid, 7
+	other := k.add(k.first)
+	other.session, other.coalition = other.pid, 8
+	for range k.upTo(2) { // older than the root, and orphans of its coalition
+		p := k.add(shell)
+		p.parent, p.orphan = k.first, true
+	}
+	k.root = k.add(shell)
+	k.root.ours, k.root.session = true, k.root.pid
+	if k.one(3) { // else it has wiped its environment
+		k.root.mark, k.root.hidden = MarkOurs, k.one(2)
+	}
+	k.root.seen, k.root.linked = true, true
+	k.root.versions = append(k.root.versions, k.root.version)
+	k.tracker = NewTracker(k.row(k.root))
+	return k
+}
+
+func (k *simulation) upTo(n int) int { return k.random.IntN(n + 1) }
+
+// one is true in one of n cases.
+func (k *simulation) one(n int) bool { return k.upTo(n-1) == 0 }
+
+// add forks.
+func (k *simulation) add(parent *proc) *proc {
+	pid := k.lastPID
+	for tries := 0; ; tries++ {
+		if pid++; pid > maxSimulatedPID {
+			pid = 2
+		}
+		if tries > maxSimulatedPID {
+			return nil // EAGAIN
+		}
+		if k.free(pid) {
+			break
+		}
+	}
+	k.lastPID = pid
+	k.nextID++
+	k.version++
+	p := &proc{
+		pid: pid, id: k.nextID, start: k.nextID, parent: parent, parentID: parent.id,
+		version: k.version, birth: parent.version, session: parent.session, coalition: parent.coalition,
+		mark: parent.mark, hidden: parent.hidden, immune: parent.immune, careless: parent.careless,
+		ours: parent.ours, creator: parent, bornOf: parent.version,
+	}
+	k.table[pid] = p
+	k.all = append(k.all, p)
+	return p
+}
+
+func (k *simulation) free(pid int) bool {
+	if k.table[pid] != nil {
+		return false
+	}
+	for _, p := range k.table {
+		if p.session == pid {
+			return false
+		}
+	}
+	return true
+}
+
+func (k *simulation) exit(p *proc) {
+	for _, c := range k.table {
+		if c.parent != p {
+			continue
+		}
+		c.parent, c.orphan = k.first, true
+		if c.zombie {
+			k.reap(c)
+		}
+	}
+	p.zombie, p.suspended = true, false
+	if p.parent == k.first || p.parent.careless && p != k.root {
+		k.reap(p)
+	}
+}
+
+func (k *simulation) reap(p *proc) {
+	p.reaped = true
+	delete(k.table, p.pid)
+}
+
+// move has some process do something.
+func (k *simulation) move() {
+	if k.moves == 0 {
+		return
+	}
+	k.moves--
+	var able []*proc
+	for _, p := range k.all {
+		if !p.reaped && !p.zombie && !p.suspended {
+			able = append(able, p)
+		}
+	}
+	if len(able) == 0 {
+		return
+	}
+	p := able[k.upTo(len(able)-1)]
+	switch {
+	case p.killed:
+		k.exit(p)
+		return
+	case p.stopping == 1:
+		p.suspended, p.stopping = true, 0
+		return
+	case p.stopping > 1:
+		p.stopping--
+	}
+	switch k.upTo(11) {
+	default:
+		if !p.ours || k.forks > 0 {
+			if c := k.add(p); c != nil && c.ours {
+				k.forks--
+			}
+		}
+	case 4, 5: // executes something
+		k.version++
+		p.version = k.version
+		if k.execLoses {
+			p.parentID = p.parent.id
+		}
+		switch k.upTo(3) {
+		case 0:
+			p.mark = MarkHidden
+		case 1:
+			p.hidden = true
+		default:
+			p.hidden = false
+		}
+		p.immune = p.immune || p.ours && p != k.root && k.one(12)
+	case 6:
+		k.exit(p)
+	case 8:
+		if p.session != p.pid {
+			p.session = p.pid
+		}
+	case 9:
+		for _, c := range k.all {
+			if c.parent == p && c.zombie && !c.reaped && c != k.root {
+				k.reap(c)
+				break
+			}
+		}
+		p.careless = p.careless || k.one(4)
+	}
+}
+
+// settle has what is to end without further doing end.
+func (k *simulation) settle() {
+	for _, p := range k.all {
+		if p.reaped || p.zombie {
+			continue
+		}
+		switch {
+		case p.killed:
+			k.exit(p)
+		case p.stopping > 0:
+			p.suspended, p.stopping = true, 0
+		}
+	}
+}
+
+func (k *simulation) row(p *proc) Row {
+	r := Row{
+		PID: p.pid, Parent: p.parent.pid, Orphan: p.orphan, Start: p.start, Session: p.session,
+		Coalition: p.coalition, Zombie: p.zombie, Suspended: p.suspended,
+	}
+	if k.ids {
+		r.ID, r.ParentID, r.Version = p.id, p.parentID, p.version
+	}
+	if k.births {
+		r.ParentVersion = p.birth
+	}
+	return r
+}
+
+// scan reads the table: first the pids, and then one row after the other, while
+// the processes go on.
+func (k *simulation) scan() {
+	var pids []int
+	for pid := range k.table {
+		pids = append(pids, pid)
+	}
+	slices.Sort(pids)
+	var rows []Row
+	for _, pid := range pids {
+		// Without IDs nothing tells that all pids were used up within one scan
+		// (docs/limits.md).
+		if k.ids && k.one(4) {
+			k.move()
+		}
+		p := k.table[pid]
+		if p == nil || p == k.first {
+			continue
+		}
+		rows = append(rows, k.row(p))
+		if !p.seen {
+			p.seen = true
+			p.linked = p.creator != nil && p.parentID == p.creator.id
+			if !k.ids {
+				p.linked = !p.orphan
+			}
+		}
+		if !slices.Contains(p.versions, p.version) {
+			p.versions = append(p.versions, p.version)
+		}
+	}
+	k.tracker.Scan(rows, func(r *Row) Mark {
+		p := k.table[r.PID]
+		if p == nil || k.row(p).identity() != r.identity() || p.hidden {
+			return MarkHidden
+		}
+		p.shown = p.shown || p.mark == MarkOurs
+		return p.mark
+	})
+}
+
+// signal is what a platform does with a row.
+func (k *simulation) signal(r *Row, sig syscall.Signal) error {
+	for range k.upTo(2) {
+		k.move() // the row is old
+	}
+	p := k.table[r.PID]
+	if p == nil || k.row(p).identity() != r.identity() || k.exact && p.version != r.Version {
+		return syscall.ESRCH
+	}
+	if p.immune {
+		return syscall.EPERM
+	}
+	if !p.ours {
+		k.t.Fatalf("signal %d for a stranger, %+v", sig, *r)
+	}
+	switch {
+	case p.zombie:
+	case sig == syscall.SIGKILL:
+		p.killed, p.suspended = true, false
+	case p.stopping == 0 && !p.suspended:
+		p.stopping = 1 + k.upTo(1)
+	}
+	return nil
+}
+
+func (k *simulation) history() {
+	for range k.upTo(8) {
+		for range k.upTo(10) {
+			k.move()
+		}
+		k.scan()
+	}
+	passes := 0
+	for ; ; passes++ {
+		k.scan()
+		if k.tracker.Empty() || passes > 200 {
+			break
+		}
+		if left, _ := k.tracker.Refused(); len(left) > 0 && len(left) == len(k.tracker.Live()) && k.moves == 0 {
+			break
+		}
+		k.tracker.Hunt(k.signal)
+		for range k.upTo(4) {
+			k.move()
+		}
+		if k.one(2) {
+			k.settle()
+		}
+		if passes > 100 { // by then they have to be suspended
+			k.moves = 0
+		}
+	}
+	if passes > 200 {
+		k.t.Fatalf("it does not come to an end: %+v", k.tracker.Live())
+	}
+	k.check()
+}
+
+// check compares what was done with what is true.
+func (k *simulation) check() {
+	findable := map[*proc]bool{k.root: true}
+	for more := true; more; {
+		more = false
+		for _, p := range k.all {
+			if p.ours && p.seen && !findable[p] && (p.shown || findable[p.creator] && (p.linked || k.births && slices.Contains(p.creator.versions, p.bornOf))) {
+				findable[p], more = true, true
+			}
+		}
+	}
+	member := func(p *proc) bool {
+		r := k.row(p)
+		e := k.tracker.known[r.identity()]
+		return e != nil && e.member
+	}
+	refused, _ := k.tracker.Refused()
+	suspects := map[identity]bool{}
+	for _, r := range refused {
+		suspects[r.identity()] = true // it is reported as well, and what it forks is below it
+	}
+	for _, r := range k.tracker.Suspects() {
+		suspects[r.identity()] = true
+	}
+	for _, p := range k.all {
+		if !p.ours || p.zombie || p.reaped {
+			k.found += count(p.killed)
+			continue
+		}
+		switch {
+		case p.immune && slices.ContainsFunc(refused, func(r Row) bool { return r.PID == p.pid }):
+		case findable[p]:
+			k.t.Fatalf("%d could be found and lives: %+v; member %v", p.pid, k.row(p), member(p))
+		case member(p):
+			k.t.Fatalf("%d is known and lives: %+v", p.pid, k.row(p))
+		default:
+			k.lost++
+			top := p
+			for top != k.first && !suspects[k.row(top).identity()] {
+				top = top.creator // who may have died since it was listed
+			}
+			if top == k.first {
+				k.t.Fatalf("%d lives and nobody is suspected for it: %s", p.pid, k.chain(p))
+			}
+		}
+	}
+	k.suspected += len(k.tracker.Suspects())
+}
+
+// chain describes p and those above it.
+func (k *simulation) chain(p *proc) (text string) {
+	for ; p != k.first; p = p.creator {
+		text += fmt.Sprintf("\n%+v, seen %v, linked %v", k.row(p), p.seen, p.linked)
+	}
+	return text
+}
+
+// The number of a session is given away when the last that was in it has gone:
+// having it is a link only to those who were in it together.
+func TestTrackerSession(t *testing.T) {
+	t.Parallel()
+	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	member := Row{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
+	other := Row{PID: 21, Parent: 1, Orphan: true, ID: 103, ParentID: 1, Session: 20} // has executed something
+	inRoots := Row{PID: 22, Parent: 1, Orphan: true, ID: 104, ParentID: 1, Session: 10}
+	for _, tt := range []struct {
+		name  string
+		scans [][]Row
+		want  bool
+	}{
+		{"both in two scans", [][]Row{{root, member, other}, {root, member, other}}, true},
+		{"the other is new", [][]Row{{root, member}, {root, member, other}}, false},
+		{"the member is gone", [][]Row{{root, member}, {root, member, other}, {root, other}}, false},
+		{"the member was gone", [][]Row{{root, member, other}, {root, other}, {root, member, other}}, false},
+		{"the root's, which is not reaped", [][]Row{{root, inRoots}}, true},
+	} {
+		k := NewTracker(root)
+		for _, rows := range tt.scans {
+			k.Scan(rows, func(*Row) Mark { return MarkHidden })
+		}
+		got := slices.ContainsFunc(k.Live(), func(r Row) bool { return r.ID >= other.ID })
+		if got != tt.want {
+			t.Errorf("%s: adopted %v, want %v", tt.name, got, tt.want)
+		}
+		if suspected := len(k.Suspects()) > 0; suspected == got {
+			t.Errorf("%s: suspected %v", tt.name, suspected)
+		}
+	}
+}
+
+// A process that has come and gone as a stranger is a link still when it turns out
+// that it was none.
+func TestTrackerRemembersStrangers(t *testing.T) {
+	t.Parallel()
+	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	top := Row{PID: 20, Parent: 1, Orphan: true, ID: 102, ParentID: 1, Session: 20}
+	middle := Row{PID: 21, Parent: 20, ID: 103, ParentID: 102, Session: 20}
+	last := Row{PID: 22, Parent: 21, ID: 104, ParentID: 103, Session: 22}
+	orphaned := last
+	orphaned.Parent, orphaned.Orphan = 1, true
+	k := NewTracker(root)
+	for i, rows := range [][]Row{{root, top, middle, last}, {root, top, orphaned}, {root, top, orphaned}} {
+		k.Scan(rows, func(r *Row) Mark {
+			if i == 2 && r.PID == top.PID {
+				return MarkOurs // it can be read at last
+			}
+			return MarkHidden
+		})
+	}
+	if live := k.Live(); len(live) != 3 {
+		t.Errorf("%d members, want the root, the top and the last: %+v", len(live), live)
+	}
+}
+
+// BenchmarkTracker is one scan of a table in which all are younger than the root,
+// which is the worst: one in ten is a member.
+func BenchmarkTracker(b *testing.B) {
+	for _, n := range []int{500, 2000, 10000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+			rows := []Row{root, {PID: 11, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 11}}
+			for i := 2; i < n; i++ {
+				up := 1
+				if i%10 == 0 {
+					up = 0
+				}
+				p := &rows[up+(i-up)/20*10%max(i-up, 1)]
+				rows = append(rows, Row{PID: 10 + i, Parent: p.PID, ID: uint64(100 + i), ParentID: p.ID, Start: uint64(i), Session: p.Session})
+			}
+			k := NewTracker(root)
+			for b.Loop() {
+				k.Scan(rows, func(*Row) Mark { return MarkHidden })
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/process")
+			b.ReportMetric(float64(len(k.Live())), "members")
+		})
+	}
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
