@@ -219,6 +219,35 @@ func TestShutdownDuringStarts(t *testing.T) {
 	}
 }
 
+// Who gives up while a supervisor is started takes the guard from nobody: a
+// session that shares it is still proven to be gone when its supervisor is lost.
+func TestCanceledStartKeepsTheGuard(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	whole := newHeldPipe(t)
+	s := startHeld(t, a, heldBy(whole, `echo up; read -r line; kill -KILL $PPID; exec sleep `+tooLong))
+	canceled := 0
+	for i := range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
+		o, _ := a.Invoke(ctx, sh("exit 0"))
+		cancel()
+		if o.Status == outcome.NotStarted {
+			canceled++
+		}
+	}
+	if canceled == 0 {
+		t.Fatal("nobody gave up before the start")
+	}
+	if _, err := io.WriteString(s.Stdin(), "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	o := s.is(t, outcome.Unknown, outcome.CauseSupervisorLost)
+	if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.ChildList {
+		t.Errorf("cleanup %+v", o.Cleanup)
+	}
+	whole.isFree(atOnce)
+}
+
 // One session whose end fails stops neither the end of the others nor the return,
 // which says so; and what fails at first is tried once more.
 func TestShutdownGoesOnAfterAFailure(t *testing.T) {

@@ -618,6 +618,10 @@ func (w *treeWorker) run(c treeCase) (r treeResult, err error) {
 			h.signal(first, unix.SIGKILL)
 			h.signal(second, unix.SIGKILL)
 		}
+		if c.ending == guardKilled || c.ending == bothKilled {
+			// Else the next case could be given a supervisor whose guard is about to die.
+			defer func() { err = errors.Join(err, h.awaitGuardDead()) }()
+		}
 	}
 	var e ended
 	fell := false
@@ -819,6 +823,20 @@ func openChild(pid, parent int) (int, error) {
 
 // signal signals a helper, if it is still there.
 func (h helpers) signal(fd int, sig syscall.Signal) { _ = unix.PidfdSendSignal(fd, sig, nil, 0) }
+
+// awaitGuardDead waits for the end of a guard that was killed: on a machine under
+// load it takes its time.
+func (h helpers) awaitGuardDead() error {
+	fds := []unix.PollFd{{Fd: int32(h.guard), Events: unix.POLLIN}}
+	for end := time.Now().Add(patience); ; {
+		if n, err := unix.Poll(fds, int(patience.Milliseconds())); n > 0 || err != unix.EINTR || time.Now().After(end) {
+			if n == 0 {
+				return errors.New("the guard that was killed does not end")
+			}
+			return nil
+		}
+	}
+}
 
 func (h helpers) close() {
 	_ = unix.Close(h.guard)

@@ -315,8 +315,9 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 
 // Guard is the caller's end of a guard.
 type Guard struct {
-	*Helper     // for its socket, its state and its end
-	helpers int // how many of its supervisors the Pool has given out or keeps
+	*Helper        // for its socket, its state and its end
+	helpers   int  // how many of its supervisors the Pool has given out or keeps
+	dismissed bool // it is to start no more of them
 }
 
 // spawnGuard starts a guard. The calling goroutine must be locked to its thread:

@@ -98,9 +98,11 @@ func TestSupervisorIsKilled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_ = raw.Control(func(fd uintptr) { // it must be at its end already
+			_ = raw.Control(func(fd uintptr) {
+				// It must be at its end already, but for what the tests beside this one
+				// have forked and not executed yet.
 				fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-				if n, err := unix.Poll(fds, 0); n != 1 || fds[0].Revents != unix.POLLHUP {
+				if n, err := unix.Poll(fds, 2000); n != 1 || fds[0].Revents != unix.POLLHUP {
 					t.Errorf("swept, and the pipe is held: %d, %v, %#x", n, err, fds[0].Revents)
 				}
 			})
@@ -110,6 +112,35 @@ func TestSupervisorIsKilled(t *testing.T) {
 			p.Discard(h)
 		})
 	}
+}
+
+// A guard that is to start no more supervisors still answers for those that it has.
+func TestDismissedGuardAnswers(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	h, held := lostRun(t, &p)
+	p.dismiss(h.guard)
+	other, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other.guard == h.guard {
+		t.Error("it has started another one")
+	}
+	h.Kill()
+	if _, err := h.Swept(time.Now().Add(patience)); err != nil {
+		t.Error(err)
+	}
+	atEOF(t, held)
+	old := h.guard
+	p.Discard(h)
+	for end := time.Now().Add(patience); !old.ended(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is not let go of after the last")
+		}
+	}
+	p.Discard(other)
 }
 
 // A supervisor that somebody has suspended, while it serves or while it is idle,

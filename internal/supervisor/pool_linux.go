@@ -63,6 +63,7 @@ const closeLimit = 10 * time.Second
 // One that is to leave processes behind is alone: its parent is no guard, which
 // would end what was to be left.
 func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
+	began := time.Now()
 	for tries := 0; ; tries++ {
 		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
 		if err != nil {
@@ -92,7 +93,8 @@ func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
 			guard := h.guard
 			h.Kill()
 			p.letGo(h)
-			if guard != nil {
+			// A start that was given up at once says nothing against the guard.
+			if guard != nil && (ctx.Err() == nil || time.Since(began) > dismissAfter) {
 				p.dismiss(guard)
 			}
 			// A guard that is older can have been changed, or be gone.
@@ -106,9 +108,14 @@ func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
 	}
 }
 
+// dismissAfter is how long a start must have taken, when it is given up, for its
+// guard to be suspected of not starting anything any more. An idle machine takes
+// 20 ms.
+const dismissAfter = 2 * time.Second
+
 // errGuardChanged means that a guard is not what it was when it was started. One
 // can be dismissed in the moment in which another invocation is about to ask it,
-// also a fresh one: whoever is canceled while a supervisor starts does that.
+// also a fresh one.
 var errGuardChanged = errors.New("supervisor: the guard has changed")
 
 // guardTries is how often another guard is taken instead.
@@ -159,7 +166,7 @@ func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, 
 	}
 	p.mu.Lock()
 	for _, g := range p.guards {
-		if now != nil && g.known && g.state == *now && g.noFile == noFile && g.alive() {
+		if now != nil && g.known && g.state == *now && g.noFile == noFile && !g.dismissed && g.alive() {
 			g.helpers++
 			p.mu.Unlock()
 			return g, false, nil
@@ -194,13 +201,20 @@ func (p *Pool) release(g *Guard) {
 	p.mu.Unlock()
 }
 
-// dismiss has the guard start no more supervisors. It ends when those that it
-// has do.
+// dismiss has the guard start no more supervisors. Whoever has one of it needs the
+// guard still, which is to tell what it has proven should that one be lost: it is
+// let go of after the last.
 func (p *Pool) dismiss(g *Guard) {
 	p.mu.Lock()
-	p.guards = slices.DeleteFunc(p.guards, func(other *Guard) bool { return other == g })
+	g.dismissed = true
+	needed := g.helpers > 0 && g.alive()
+	if !needed {
+		p.guards = slices.DeleteFunc(p.guards, func(other *Guard) bool { return other == g })
+	}
 	p.mu.Unlock()
-	p.letGo(g.Helper)
+	if !needed {
+		p.letGo(g.Helper)
+	}
 }
 
 // take takes the supervisor used last that fits. Those that do not fit end when
@@ -210,7 +224,7 @@ func (p *Pool) take(now *State, noFile uint64) *Helper {
 	defer p.mu.Unlock()
 	for i := len(p.idle) - 1; i >= 0; i-- {
 		h := p.idle[i]
-		if h.state == *now && h.noFile == noFile && (h.guard == nil || h.guard.alive()) {
+		if h.state == *now && h.noFile == noFile && (h.guard == nil || !h.guard.dismissed && h.guard.alive()) {
 			p.idle = append(p.idle[:i], p.idle[i+1:]...)
 			return h
 		}
