@@ -42,6 +42,14 @@ func naiveStat(text string) (want stat, name string, ok bool) {
 	want.ppid = int(number(fields[1]))
 	want.flags = number(fields[6])
 	want.start = number(fields[19])
+	lenient := func(s string) int {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil || len(s) > 18 {
+			return 0
+		}
+		return int(n)
+	}
+	want.session, want.threads = lenient(fields[3]), lenient(fields[17])
 	name = text[first+1 : last]
 	return want, name[:min(len(name), 16)], ok
 }
@@ -70,7 +78,7 @@ func FuzzParseStat(f *testing.F) {
 		if s.pid < 0 || s.ppid < 0 {
 			t.Errorf("a negative pid: %+v", s)
 		}
-		if s.name() != name || s.pid != want.pid || s.ppid != want.ppid || s.state != want.state || s.flags != want.flags || s.start != want.start {
+		if s.name() != name || s.pid != want.pid || s.ppid != want.ppid || s.state != want.state || s.flags != want.flags || s.start != want.start || s.session != want.session || s.threads != want.threads {
 			t.Errorf("got %q %+v, want %q %+v", s.name(), s, name, want)
 		}
 	})

@@ -35,6 +35,9 @@ type stat struct {
 	ppid  int
 	flags uint64
 	start uint64 // clock ticks since boot
+
+	// 0 if they cannot be read.
+	session, threads int
 }
 
 func (s *stat) name() string { return string(s.comm[:s.commN]) }
@@ -162,8 +165,10 @@ func parseStat(b []byte, s *stat) bool {
 	}
 	s.pid = int(pid)
 	s.commN = copy(s.comm[:], b[open+1:end])
+	s.session, s.threads = 0, 0
 	rest := b[end+1:]
-	// Field 3 is the state, 4 the parent, 9 the flags, 22 the start.
+	// Field 3 is the state, 4 the parent, 6 the session, 9 the flags, 20 the number
+	// of threads, 22 the start.
 	field := 2
 	seen := 0
 	for len(rest) > 0 {
@@ -182,6 +187,12 @@ func parseStat(b []byte, s *stat) bool {
 			}
 			s.state = word[0]
 			seen++
+		case 6, 20:
+			if n, ok := parseUint(word); ok && field == 6 {
+				s.session = int(n)
+			} else if ok {
+				s.threads = int(n)
+			}
 		case 4, 9, 22:
 			n, ok := parseUint(word)
 			if !ok {

@@ -27,7 +27,7 @@ func TestParseStat(t *testing.T) {
 			if !parseStat([]byte(strings.Replace(realStat, "%", tt.comm, 1)), &s) {
 				t.Fatal("not parsed")
 			}
-			if s.name() != tt.want || s.pid != 4711 || s.state != 'S' || s.ppid != 4242 || s.flags != 4194560 || s.start != 987654 {
+			if s.name() != tt.want || s.pid != 4711 || s.state != 'S' || s.ppid != 4242 || s.flags != 4194560 || s.start != 987654 || s.session != 4711 || s.threads != 1 {
 				t.Errorf("got %q %+v", s.name(), s)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // How a tree is tracked where the kernel keeps no hold of it (macOS, and Linux
@@ -457,6 +458,35 @@ func rows(entries []*entry) []Row {
 		list[i] = e.Row
 	}
 	return list
+}
+
+// Table is the process table of the system, as a platform reads it.
+type Table interface {
+	Rows() []Row
+	// Mark reads the mark of the process of that row.
+	Mark(*Row) Mark
+	// Signal sends a signal to the process of that row: see Hunt.
+	Signal(*Row, syscall.Signal) error
+}
+
+// betweenScans is the pause after each scan of a hunt: whoever was signalled is to
+// get a turn.
+const betweenScans = 2 * time.Millisecond
+
+// End hunts the tree until nothing of it is left, and reports that, or until the
+// given time.
+func (t *Tracker) End(table Table, until time.Time) (empty bool) {
+	for {
+		t.Scan(table.Rows(), table.Mark)
+		if t.Empty() {
+			return true
+		}
+		if !time.Now().Before(until) {
+			return false
+		}
+		t.Hunt(table.Signal)
+		time.Sleep(betweenScans)
+	}
 }
 
 // Empty reports whether two scans running have found no member alive. A scan is
