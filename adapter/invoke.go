@@ -129,7 +129,10 @@ func (v *invocation) order() *supervisor.Helper {
 		if cause, why := v.stopAsked(ctx); cause != "" {
 			return refused(cause, outcome.Why{Cause: why})
 		}
-		return failed(outcome.OpExec, err)
+		if errors.Is(err, supervisor.ErrTooLarge) {
+			return failed(outcome.OpExec, err) // as execve would have said
+		}
+		return failed("send a supervisor the request for", err)
 	}
 	return helper
 }
