@@ -86,7 +86,7 @@ func onlyWardsRole(args []string) error {
 			return err
 		}
 		if i == 0 || random.IntN(3) > 0 {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 			err := probe.AwaitReady(ctx)
 			cancel()
 			if err != nil {
