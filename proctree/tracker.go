@@ -84,7 +84,8 @@ type Tracker struct {
 	bySession map[int][]*entry
 	joined    map[int]bool // sessions that were looked at
 
-	byPID map[int]*Row // of this scan, made when it is needed
+	rows  []Row        // of this scan
+	byPID map[int]*Row // the same, made when it is needed
 	open  bool         // this scan leaves something undecided
 	path  []*entry     // of judge
 }
@@ -148,7 +149,7 @@ func NewTracker(root Row) *Tracker {
 func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
 	t.scan++
 	t.fresh, t.queue = 0, t.queue[:0]
-	t.byPID, t.open = nil, false
+	t.open = false
 	t.look(rows)
 	t.index()
 	for _, e := range t.known {
@@ -170,13 +171,14 @@ func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
 		}
 	}
 	t.spread()
-	t.list(rows)
+	t.list()
 	t.prune()
 }
 
 // look notes what the rows say. Where there are no IDs the parent is who has its
 // pid in the same scan.
 func (t *Tracker) look(rows []Row) {
+	t.rows, t.byPID = rows, nil
 	for i := range rows {
 		r := &rows[i]
 		if r.PID <= 1 || !t.younger(r) {
@@ -190,10 +192,7 @@ func (t *Tracker) look(rows []Row) {
 			case r.ID != 0:
 				e.parent = identity{start: r.ParentID}
 			case !r.Orphan:
-				if t.byPID == nil {
-					t.byPID = pids(rows)
-				}
-				if p := t.byPID[r.Parent]; p != nil && p.Start <= r.Start {
+				if p := t.at(r.Parent); p != nil && p.Start <= r.Start {
 					e.parent = p.identity()
 				}
 			}
@@ -211,12 +210,15 @@ func (t *Tracker) look(rows []Row) {
 	}
 }
 
-func pids(rows []Row) map[int]*Row {
-	byPID := make(map[int]*Row, len(rows))
-	for i := range rows {
-		byPID[rows[i].PID] = &rows[i]
+// at returns who had the pid in this scan, nil if nobody had.
+func (t *Tracker) at(pid int) *Row {
+	if t.byPID == nil {
+		t.byPID = make(map[int]*Row, len(t.rows))
+		for i := range t.rows {
+			t.byPID[t.rows[i].PID] = &t.rows[i]
+		}
 	}
-	return byPID
+	return t.byPID[pid]
 }
 
 // younger reports whether r can descend from the root at all.
@@ -306,7 +308,7 @@ func (t *Tracker) holds(e *entry) bool {
 }
 
 // list sorts out what this scan has shown.
-func (t *Tracker) list(rows []Row) {
+func (t *Tracker) list() {
 	t.members, t.suspects = t.members[:0], t.suspects[:0]
 	for _, e := range t.known {
 		switch {
@@ -316,7 +318,7 @@ func (t *Tracker) list(rows []Row) {
 		case e.Zombie:
 		case e.member:
 			t.members = append(t.members, e)
-		case t.judge(e, rows) == suspect:
+		case t.judge(e) == suspect:
 			t.suspects = append(t.suspects, e)
 		}
 	}
@@ -336,12 +338,12 @@ func (t *Tracker) list(rows []Row) {
 // somebody who is older than the root, and so are no suspects those below, or to an
 // orphan. If it does not get that far (a parent has died during the scan, which
 // then has not seen who became an orphan), that is for the next scan to tell.
-func (t *Tracker) judge(e *entry, rows []Row) verdict {
+func (t *Tracker) judge(e *entry) verdict {
 	path := t.path[:0]
 	for e.judged != t.scan {
 		path = append(path, e)
 		e.judged, e.verdict = t.scan, undecided
-		next := t.above(e, rows)
+		next := t.above(e)
 		if next == nil {
 			break
 		}
@@ -356,7 +358,7 @@ func (t *Tracker) judge(e *entry, rows []Row) verdict {
 }
 
 // above returns the parent of e, or nil if the verdict depends on nobody else.
-func (t *Tracker) above(e *entry, rows []Row) *entry {
+func (t *Tracker) above(e *entry) *entry {
 	switch {
 	case e.Coalition != t.root.Coalition || e.mark == MarkAnother:
 		e.verdict = notOurs
@@ -365,10 +367,7 @@ func (t *Tracker) above(e *entry, rows []Row) *entry {
 		e.verdict = suspect
 		return nil
 	}
-	if t.byPID == nil {
-		t.byPID = pids(rows)
-	}
-	p := t.byPID[e.Parent]
+	p := t.at(e.Parent)
 	switch {
 	case p == nil || p.Zombie || p.Start > e.Start:
 		return nil
