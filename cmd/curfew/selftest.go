@@ -214,8 +214,7 @@ func show(ctx context.Context, a *adapter.Adapter, exe, base string, f fixtures.
 	case o.Cleanup.HelperLost:
 		s.proofs = append(s.proofs, "supervisor killed, tree swept")
 	}
-	// One that ends at once may do so before its first beat.
-	if f.KeepsHeartbeat && !(f.EndsByItself && p.Beats() == 0) {
+	if f.KeepsHeartbeat {
 		if p.Beats() == 0 {
 			return fail("it never had a heartbeat")
 		}
