@@ -245,8 +245,8 @@ func reapsAnyChild(h *habitual) error {
 	if err := <-failed; err != nil {
 		return err
 	}
-	if after := descriptors(); after > before {
-		return fmt.Errorf("%d descriptors, and %d before", after, before)
+	if after := descriptors(); !settled(before) {
+		return fmt.Errorf("%d descriptors, and %d before: %s", after, before, openFiles())
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -508,6 +508,17 @@ func tightly(reason func(error) bool) (refused error, err error) {
 }
 
 func none(error) bool { return false }
+
+// openFiles says what the descriptors of this process are.
+func openFiles() string {
+	var all []string
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+		all = append(all, fd.Name()+"="+to)
+	}
+	return strings.Join(all, " ")
+}
 
 // settled waits for what a pool closes when its timer has run.
 func settled(before int) bool {

@@ -554,6 +554,44 @@ func TestIdleHelpersEnd(t *testing.T) {
 	p.Close()
 }
 
+// A helper that ends only after its pool was closed is reaped, and leaves no
+// descriptor: one that is late, and one that was let go of before.
+func TestLateHelperOfAClosedPool(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{false, true} {
+		t.Run(fmt.Sprintf("let go of before: %v", before), func(t *testing.T) {
+			t.Parallel()
+			p := Pool{IdleTime: time.Hour}
+			h, err := p.Get(t.Context(), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) }); err != nil {
+				t.Fatal(err)
+			}
+			left := 0
+			if before {
+				p.Discard(h)
+				left = 1
+			}
+			if got := p.Close(); got != left {
+				t.Errorf("closed with %d helpers left, want %d", got, left)
+			}
+			if !before {
+				p.Discard(h)
+			}
+			if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) }); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(patience); h.withPidfd(func(int) error { return nil }) == nil; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("nobody has reaped it")
+				}
+			}
+		})
+	}
+}
+
 // A stop that comes late, when its invocation is over and the helper serves
 // another, stops nothing.
 func TestLateStopIsNotForTheNext(t *testing.T) {

@@ -275,9 +275,10 @@ func (p *Pool) idleTime() time.Duration {
 	return p.IdleTime
 }
 
-// wakeIn has expire run, if it is not going to anyway. p.mu is held.
+// wakeIn has expire run, if it is not going to anyway and there is something for
+// it to do. p.mu is held.
 func (p *Pool) wakeIn(d time.Duration) {
-	if p.timer == nil && !p.closed {
+	if p.timer == nil && (!p.closed || len(p.straying) > 0) {
 		p.timer = time.AfterFunc(d, p.expire)
 	}
 }
@@ -343,35 +344,43 @@ func (p *Pool) expire() {
 
 // Close ends every idle helper and waits for it, bounded. Helpers that are in
 // use are let go of when they come back. It reports how many helpers are still
-// there: they are busy with survivors.
+// there: they are busy with survivors, or late. They are reaped when they end.
 func (p *Pool) Close() int {
 	p.mu.Lock()
 	p.closed = true
-	limit := closeLimit
-	if len(p.straying) > 0 {
-		limit = reapLimit // one that has survivors does not end
-	}
-	all := append(p.idle, p.straying...)
+	told := p.idle
 	for _, g := range p.guards {
-		all = append(all, g.Helper)
+		told = append(told, g.Helper)
 	}
+	straying := p.straying
 	p.idle, p.straying, p.guards = nil, nil, nil
 	if p.timer != nil {
 		p.timer.Stop()
 		p.timer = nil
 	}
 	p.mu.Unlock()
-	for _, h := range all {
+	for _, h := range told {
 		h.Close(0) // tell them all before waiting for one
 	}
-	end := time.Now().Add(limit)
-	left := 0
+	began := time.Now()
+	left := closeAllUntil(straying, began.Add(reapLimit))
+	limit := closeLimit
+	if len(left) > 0 {
+		limit = reapLimit // one that has survivors does not end, nor does its guard
+	}
+	left = append(left, closeAllUntil(told, began.Add(limit))...)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.straying = append(p.straying, left...)
+	p.wakeIn(reapLimit)
+	return len(left)
+}
+
+// closeAllUntil closes helpers and returns those that have not ended by then.
+func closeAllUntil(all []*Helper, end time.Time) (left []*Helper) {
 	for _, h := range all {
 		if !h.Close(time.Until(end)) {
-			p.mu.Lock()
-			p.straying = append(p.straying, h)
-			p.mu.Unlock()
-			left++
+			left = append(left, h)
 		}
 	}
 	return left
