@@ -385,7 +385,7 @@ func flat(before, after usage, atOnce int) error {
 
 // 64 at once for some time.
 func TestManyAtOnce(t *testing.T) {
-	inRole(t, 5*time.Minute, "crowd", size("2s", "1s", "10s"))
+	inRole(t, 5*time.Minute, "crowd", size("1s", "500ms", "10s"))
 }
 
 func crowdRole(args []string) error {

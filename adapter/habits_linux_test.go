@@ -1145,7 +1145,7 @@ func TestNeighbourOfCanceledStarts(t *testing.T) {
 			}
 		})
 	}
-	for range 8 {
+	for range size(8, 2, 40) {
 		if o, err := run(t, a, sh("exit 0")); err != nil {
 			t.Errorf("%s, %s, %v", o.Status, o.Cause, err)
 			break

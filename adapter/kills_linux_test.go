@@ -16,7 +16,7 @@ const killsVariable = "CURFEW_KILLS"
 
 // TestKills has every fixture run, and the supervisor, the guard, both, the
 // caller, or caller and supervisor, be killed at a random moment. The checks are
-// those of TestTrees. By default each fixture meets one of them.
+// those of TestTrees. By default half of the fixtures meet one of them each.
 //
 // It is not parallel to other tests: it keeps the machine busy by itself.
 func TestKills(t *testing.T) {
@@ -58,6 +58,7 @@ func TestKills(t *testing.T) {
 			defer func() { met[c.fixture.Name] = true }()
 			return met[c.fixture.Name]
 		})
+		cases = cases[:len(cases)/2]
 	}
 	crew, began := newTreeCrew(t, treeWorkers), time.Now()
 	crew.run(func(i int) (treeCase, bool) {

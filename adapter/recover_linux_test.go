@@ -212,7 +212,7 @@ func oneAfterAnotherRole(args []string) error {
 // recovered twice.
 func TestRecoverAnytime(t *testing.T) {
 	t.Parallel()
-	rounds := size(15, 5, 100)
+	rounds := size(10, 3, 100)
 	random := rand.New(rand.NewPCG(seed(t), 0))
 	state, temp := t.TempDir(), t.TempDir()
 	executed := filepath.Join(t.TempDir(), "executed")
