@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"curfew/fixtures"
 )
@@ -14,6 +15,9 @@ import (
 var roles = map[string]func(args []string) error{}
 
 const roleVar = "PROCTREE_TEST_ROLE"
+
+// patience bounds every wait in a role. It is no measure of speed.
+const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
 	fixtures.Main()

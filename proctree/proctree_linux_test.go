@@ -23,9 +23,6 @@ import (
 // tooLong is longer than any test and ends by itself.
 const tooLong = "55"
 
-// patience bounds every wait in a role. It is no measure of speed.
-const patience = 20 * time.Second
-
 func init() {
 	roles["orphans"] = func([]string) error { return endOrphans(func(*Tree) {}) }
 	roles["no children files"] = func([]string) error { return endOrphans(func(t *Tree) { t.lists, t.proc.noChildren = nil, true }) }

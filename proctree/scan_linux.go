@@ -1,7 +1,7 @@
 package proctree
 
 import (
-	"bytes"
+	"errors"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -12,29 +12,35 @@ import (
 // are no IDs; a process is told by its pid and its start.
 type processTable struct {
 	procfs
-	name, mark string // "NAME=" and "NAME=value"
-	adopters   map[int]bool
+	marking
+	adopters map[int]bool
 }
 
-// newProcessTable reads the table for the process that calls it and its tree, whose
-// mark is an environment variable. Orphans fall to that process or to somebody
-// above it.
-func newProcessTable(name, value string) *processTable {
-	p := &processTable{name: name + "=", mark: name + "=" + value}
+// newProcessTable reads the table for the process that calls it and its tree.
+// Orphans fall to that process or to somebody above it.
+func newProcessTable(m marking) *processTable {
+	p := &processTable{marking: m}
 	p.open()
 	p.adopters = p.ancestors(unix.Getpid())
 	return p
 }
 
-func (p *processTable) Rows() (rows []Row) {
+func (p *processTable) Rows() (rows []Row, err error) {
 	var s stat
 	for _, pid := range p.all() {
-		if p.stat(pid, &s) {
+		switch {
+		case p.stat(pid, &s):
 			rows = append(rows, p.row(&s))
+		default:
+			if _, e := unix.Getpgid(pid); e != unix.ESRCH {
+				err = errNotWhole
+			}
 		}
 	}
-	return rows
+	return rows, err
 }
+
+var errNotWhole = errors.New("proctree: a process cannot be read, though it is there")
 
 func (p *processTable) row(s *stat) Row {
 	return Row{
@@ -57,16 +63,7 @@ func (p *processTable) Mark(r *Row) Mark {
 	if !p.stat(r.PID, &s) || s.start != r.Start {
 		return MarkHidden // it was another's
 	}
-	mark := MarkHidden
-	for entry := range bytes.SplitSeq(env, []byte{0}) {
-		switch {
-		case string(entry) == p.mark:
-			return MarkOurs
-		case bytes.HasPrefix(entry, []byte(p.name)):
-			mark = MarkAnother
-		}
-	}
-	return mark
+	return p.in(env)
 }
 
 // Signal holds the process by a pidfd while it looks whether that is the one.

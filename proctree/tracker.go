@@ -146,19 +146,28 @@ func NewTracker(root Row) *Tracker {
 // Scan takes a scan of the whole table and finds who has become a member. The mark
 // of a process is asked for only where nothing else tells whose it is. The time
 // that it takes grows with the number of rows.
+//
+// The root is in every scan of the whole table, being unreaped. One without it is of
+// something else, and not taken: nobody is gone for not being in that.
 func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
+	if !slices.ContainsFunc(rows, func(r Row) bool { return r.identity() == t.root.identity() }) {
+		t.clean, t.calm = 0, 0
+		return
+	}
 	t.scan++
 	t.fresh, t.queue = 0, t.queue[:0]
 	t.open = false
 	t.look(rows)
 	t.index()
 	for _, e := range t.known {
-		switch _, ours := t.ids[e.parent]; {
+		_, ours := t.ids[e.parent]
+		_, again := t.ids[e.key] // the scan before has missed it
+		switch {
 		case e.member:
 			if e.seen == t.scan {
 				t.queue = append(t.queue, e)
 			}
-		case ours, t.bornOurs(e):
+		case ours, again, t.bornOurs(e):
 			t.adopt(e)
 		}
 	}
@@ -461,7 +470,8 @@ func rows(entries []*entry) []Row {
 
 // Table is the process table of the system, as a platform reads it.
 type Table interface {
-	Rows() []Row
+	// Rows reads the whole table. On an error somebody may be missing who is there.
+	Rows() ([]Row, error)
 	// Mark reads the mark of the process of that row.
 	Mark(*Row) Mark
 	// Signal sends a signal to the process of that row: see Hunt.
@@ -476,14 +486,19 @@ const betweenScans = 2 * time.Millisecond
 // given time.
 func (t *Tracker) End(table Table, until time.Time) (empty bool) {
 	for {
-		t.Scan(table.Rows(), table.Mark)
+		rows, err := table.Rows()
+		if err == nil {
+			t.Scan(rows, table.Mark)
+		}
 		if t.Empty() {
 			return true
 		}
 		if !time.Now().Before(until) {
 			return false
 		}
-		t.Hunt(table.Signal)
+		if err == nil {
+			t.Hunt(table.Signal)
+		}
 		time.Sleep(betweenScans)
 	}
 }

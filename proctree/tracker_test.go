@@ -263,7 +263,9 @@ func (k *simulation) move() {
 		}
 		p.immune = p.immune || p.ours && p != k.root && k.one(12)
 	case 6:
-		k.exit(p)
+		if p != k.root.creator { // who holds the root, as a supervisor does
+			k.exit(p)
+		}
 	case 8:
 		if p.session != p.pid {
 			p.session = p.pid
@@ -518,6 +520,32 @@ func TestTrackerRemembersStrangers(t *testing.T) {
 	}
 	if live := k.Live(); len(live) != 3 {
 		t.Errorf("%d members, want the root, the top and the last: %+v", len(live), live)
+	}
+}
+
+// A scan that has missed a member makes no stranger of it, and one that is not of the
+// whole table is not taken: each shows its absence, and a wrong "empty" is a leak.
+func TestTrackerMissesSomebody(t *testing.T) {
+	t.Parallel()
+	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	member := Row{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
+	later := Row{PID: 20, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 20} // it has executed something since
+	hidden := func(*Row) Mark { return MarkHidden }
+
+	k := NewTracker(root)
+	for _, rows := range [][]Row{{root, member}, {root}, {root, later}} {
+		k.Scan(rows, hidden)
+	}
+	if live := k.Live(); len(live) != 2 || len(k.Suspects()) > 0 {
+		t.Errorf("after a scan that has missed it: members %+v, suspects %+v", live, k.Suspects())
+	}
+
+	k = NewTracker(root)
+	for _, rows := range [][]Row{{root, member}, {}, nil, {later}} {
+		k.Scan(rows, hidden)
+	}
+	if k.Empty() || len(k.Live()) != 2 {
+		t.Errorf("after scans without the root: empty %v, members %+v", k.Empty(), k.Live())
 	}
 }
 

@@ -1,0 +1,56 @@
+//go:build linux || darwin
+
+package proctree
+
+import (
+	"encoding/binary"
+	"strings"
+	"testing"
+)
+
+// arguments lays out what macOS tells of a process.
+func arguments(n int, rest ...string) []byte {
+	return append(binary.NativeEndian.AppendUint32(nil, uint32(n)), strings.Join(rest, "\x00")...)
+}
+
+func TestMarkInArguments(t *testing.T) {
+	m := marking{prefix: "CURFEW_INVOCATION_", mark: "CURFEW_INVOCATION_a=1"}
+	const ours, another = "CURFEW_INVOCATION_a=1", "CURFEW_INVOCATION_b=1"
+	for _, tt := range []struct {
+		name string
+		b    []byte
+		want Mark
+	}{
+		{"in the environment", arguments(2, "/bin/x", "", "", "x", "-v", "A=b", ours, "", ""), MarkOurs},
+		{"the last entry", arguments(1, "/bin/x", "x", ours), MarkOurs},
+		{"among another's", arguments(1, "/bin/x", "x", another, ours, ""), MarkOurs},
+		{"another's", arguments(1, "/bin/x", "x", "A=b", another, "", ""), MarkAnother},
+		{"none", arguments(1, "/bin/x", "x", "A=b", "", ""), MarkHidden},
+		{"withheld", arguments(1, "/bin/x", "x", "", ""), MarkHidden},
+		{"an argument", arguments(2, "/bin/env", "env", ours, "A=b", "", ""), MarkHidden},
+		{"behind the environment", arguments(1, "/bin/x", "x", "A=b", "", ours, ""), MarkHidden},
+		{"behind an empty one", arguments(1, "/bin/x", "x", "", ours, ""), MarkHidden},
+		{"a longer value", arguments(1, "/bin/x", "x", ours+"0", "", ""), MarkAnother},
+		{"inside a value", arguments(1, "/bin/x", "x", "A="+ours, "", ""), MarkHidden},
+		{"more arguments than there is", arguments(1<<30, "/bin/x", "x", ours, ""), MarkHidden},
+		{"fewer than none", arguments(-1, "/bin/x", "x", ours, ""), MarkHidden},
+		{"only a number", arguments(0), MarkHidden},
+		{"not even that", []byte{1, 0}, MarkHidden},
+	} {
+		if got := m.inArguments(tt.b); got != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// Whatever the kernel tells, a mark that is not in it is not found.
+func FuzzMarkInArguments(f *testing.F) {
+	m := marking{prefix: "CURFEW_INVOCATION_", mark: "CURFEW_INVOCATION_a=1"}
+	f.Add(arguments(1, "/bin/x", "x", "CURFEW_INVOCATION_a=1", ""))
+	f.Add(arguments(3, "/bin/x", "x", "", ""))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if m.inArguments(b) == MarkOurs && !strings.Contains(string(b), "\x00"+m.mark) {
+			t.Errorf("found in %q", b)
+		}
+	})
+}

@@ -1,0 +1,239 @@
+package proctree
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What proc_info(2) is asked, by its numbers: Apple publishes the library above it
+// and not the call, whose numbers and layouts have been the same since each of them
+// came (the sizes are asserted in the kernel's own source). Each is tried at the
+// start all the same: see probe.
+const (
+	sysProcInfo = 336
+
+	callPidInfo     = 2
+	callSignalToken = 0x11 // since macOS 14.2
+
+	flavorTask      = 4
+	flavorShort     = 13
+	flavorUnique    = 17
+	flavorCoalition = 20
+
+	sizeTask      = 96
+	sizeShort     = 64
+	sizeUnique    = 56
+	sizeCoalition = 40
+
+	alsoZombies = 1 // the argument with which the unique IDs of zombies are told
+)
+
+// What kern.proc and proc_info call the state of a process.
+const (
+	stateStopped = 4
+	stateZombie  = 5
+)
+
+// launchd is given all orphans.
+const launchd = 1
+
+// Abilities are what the system tells and lets do, as probed at the start.
+type Abilities struct {
+	IDs            bool // of processes and their parents, never given twice
+	ParentVersions bool // what a parent was when it forked, kept by who executes later: macOS 15.4
+	Coalitions     bool
+	ExactSignals   bool // to a process by its version, and to nobody else: macOS 14.2
+}
+
+// processTable is the process table of macOS for a Tracker.
+type processTable struct {
+	marking
+	able  Abilities
+	known map[int]told // by pid, of the last scan
+	next  map[int]told
+}
+
+// told is what was told of a process and does not change.
+type told struct {
+	id        uint64
+	coalition uint64
+}
+
+// newProcessTable reads the table for a tree with that mark.
+func newProcessTable(m marking) *processTable {
+	p := &processTable{marking: m, known: map[int]told{}, next: map[int]told{}}
+	p.able = probe()
+	return p
+}
+
+// probe tries each call on this process.
+func probe() (a Abilities) {
+	own := unix.Getpid()
+	u, err := readUnique(own)
+	a.IDs = err == nil && u.id != 0 && u.parent != 0 && u.version != 0
+	a.ParentVersions = a.IDs && u.parentVersion != 0
+	_, err = readCoalition(own)
+	a.Coalitions = err == nil
+	// Nobody has that version: the call is known if it looks for one in vain.
+	a.ExactSignals = a.IDs && signalVersion(own, ^u.version, syscall.SIGCONT) == syscall.ESRCH
+	return a
+}
+
+// procInfo makes the system call. It returns how many bytes it was told.
+func procInfo(call, pid, flavor int, arg uint64, buf []byte) (int, error) {
+	for {
+		n, _, errno := unix.Syscall6(sysProcInfo, uintptr(call), uintptr(pid), uintptr(flavor), uintptr(arg),
+			uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// pidInfo fills buf, or it is an error.
+func pidInfo(pid, flavor int, arg uint64, buf []byte) error {
+	n, err := procInfo(callPidInfo, pid, flavor, arg, buf)
+	if err == nil && n != len(buf) {
+		err = unix.EIO // the layout is another one
+	}
+	return err
+}
+
+// unique is what is told of any process, also of another user's and of a zombie.
+type unique struct {
+	id, parent             uint64
+	version, parentVersion uint32
+}
+
+func readUnique(pid int) (u unique, err error) {
+	var b [sizeUnique]byte
+	if err := pidInfo(pid, flavorUnique, alsoZombies, b[:]); err != nil {
+		return u, err
+	}
+	return unique{
+		id:            binary.NativeEndian.Uint64(b[16:]),
+		parent:        binary.NativeEndian.Uint64(b[24:]),
+		version:       binary.NativeEndian.Uint32(b[32:]),
+		parentVersion: binary.NativeEndian.Uint32(b[36:]),
+	}, nil
+}
+
+func readCoalition(pid int) (uint64, error) {
+	var b [sizeCoalition]byte
+	err := pidInfo(pid, flavorCoalition, 0, b[:])
+	return binary.NativeEndian.Uint64(b[:]), err
+}
+
+// short is what is told of any process and can change.
+type short struct {
+	parent int
+	state  uint32
+}
+
+func readShort(pid int) (short, error) {
+	var b [sizeShort]byte
+	err := pidInfo(pid, flavorShort, alsoZombies, b[:])
+	return short{parent: int(int32(binary.NativeEndian.Uint32(b[4:]))), state: binary.NativeEndian.Uint32(b[12:])}, err
+}
+
+// runs reports whether a thread of a stopped process still runs: a fork that it was
+// in when it was stopped comes to its end. Of who may not be asked it is not known.
+func runs(pid int) bool {
+	var b [sizeTask]byte
+	const running = 88 // the offset of the number of threads that run
+	return pidInfo(pid, flavorTask, 0, b[:]) == nil && binary.NativeEndian.Uint32(b[running:]) != 0
+}
+
+func (p *processTable) Rows() ([]Row, error) {
+	list, err := unix.SysctlKinfoProcSlice("kern.proc.all")
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Row, 0, len(list))
+	clear(p.next)
+	for i := range list {
+		k := &list[i]
+		r := Row{
+			PID: int(k.Proc.P_pid), Parent: int(k.Eproc.Ppid),
+			Start: uint64(k.Proc.P_starttime.Sec)*1e6 + uint64(k.Proc.P_starttime.Usec),
+		}
+		if r.PID <= 0 {
+			continue // the kernel
+		}
+		switch e := p.complete(&r, uint32(k.Proc.P_stat)); e {
+		case nil:
+			rows = append(rows, r)
+		case unix.ESRCH:
+		default: // a sandbox can keep us from asking about some
+			err = e
+		}
+	}
+	p.known, p.next = p.next, p.known
+	return rows, err
+}
+
+// complete adds to what the table says of a process, in that state, what it does not
+// say. All of it is of one process: an ID that is the same before and after has been
+// the pid's all the time. ESRCH if it is gone, or its number has passed on: then the
+// next scan has the other one.
+func (p *processTable) complete(r *Row, state uint32) error {
+	if p.able.IDs {
+		before, seen := p.known[r.PID]
+		u, err := readUnique(r.PID)
+		if err != nil {
+			return err
+		}
+		if !seen || before.id != u.id {
+			// Nothing says yet that the table has meant this one.
+			s, err := readShort(r.PID)
+			if err != nil {
+				return err
+			}
+			before = told{id: u.id}
+			if p.able.Coalitions {
+				before.coalition, _ = readCoalition(r.PID) // a zombie tells none
+			}
+			if u, err = readUnique(r.PID); err != nil {
+				return err
+			}
+			if u.id != before.id {
+				return unix.ESRCH
+			}
+			r.Parent, state = s.parent, s.state
+		}
+		p.next[r.PID] = before
+		r.ID, r.ParentID, r.Version, r.ParentVersion, r.Coalition = u.id, u.parent, u.version, u.parentVersion, before.coalition
+	}
+	r.Session, _ = unix.Getsid(r.PID) // 0 of a zombie
+	r.Orphan = r.Parent == launchd
+	r.Zombie = state == stateZombie
+	r.Suspended = state == stateStopped && !runs(r.PID)
+	return nil
+}
+
+// is reports whether the process of that row still has its pid.
+func (p *processTable) is(r *Row) bool {
+	if p.able.IDs {
+		u, err := readUnique(r.PID)
+		return err == nil && u.id == r.ID
+	}
+	k, err := unix.SysctlKinfoProc("kern.proc.pid", r.PID)
+	return err == nil && uint64(k.Proc.P_starttime.Sec)*1e6+uint64(k.Proc.P_starttime.Usec) == r.Start
+}
+
+// Mark reads what the process was executed with. The system withholds the
+// environment of what it has signed itself, and of other users' processes.
+func (p *processTable) Mark(r *Row) Mark {
+	b, err := unix.SysctlRaw("kern.procargs2", r.PID)
+	if err != nil || !p.is(r) {
+		return MarkHidden
+	}
+	return p.inArguments(b)
+}
