@@ -16,7 +16,7 @@ import (
 
 // What scan_darwin.go and the Tracker rely on, fact by fact. It was read in the
 // kernel's source; here the kernel is asked. A fact that does not hold fails with its
-// name, and docs/platforms.md says what depends on it.
+// name.
 
 func init() {
 	roles["sleeps"] = func([]string) error { time.Sleep(time.Minute); return nil }
@@ -209,7 +209,7 @@ func TestFacts(t *testing.T) {
 			await(t, "an end", func() bool { return zombie(c.pid) })
 		}},
 		{"a process that was stopped comes to rest, and SIGKILL ends it", func(t *testing.T) {
-			c := startChild(t, nil, os.Args[0])
+			c := startChild(t, []string{roleVar + "=sleeps"}, os.Args[0])
 			p := newProcessTable(marking{})
 			r := Row{PID: c.pid}
 			if err := p.complete(&r, 0); err != nil {

@@ -151,6 +151,11 @@ func runs(pid int) bool {
 	return pidInfo(pid, flavorTask, 0, b[:]) == nil && binary.NativeEndian.Uint32(b[running:]) != 0
 }
 
+// startOf is when a process was started, in microseconds.
+func startOf(k *unix.KinfoProc) uint64 {
+	return uint64(k.Proc.P_starttime.Sec)*1e6 + uint64(k.Proc.P_starttime.Usec)
+}
+
 func (p *processTable) Rows() ([]Row, error) {
 	list, err := unix.SysctlKinfoProcSlice("kern.proc.all")
 	if err != nil {
@@ -162,7 +167,7 @@ func (p *processTable) Rows() ([]Row, error) {
 		k := &list[i]
 		r := Row{
 			PID: int(k.Proc.P_pid), Parent: int(k.Eproc.Ppid),
-			Start: uint64(k.Proc.P_starttime.Sec)*1e6 + uint64(k.Proc.P_starttime.Usec),
+			Start: startOf(k),
 		}
 		if r.PID <= 0 {
 			continue // the kernel
@@ -225,7 +230,7 @@ func (p *processTable) is(r *Row) bool {
 		return err == nil && u.id == r.ID
 	}
 	k, err := unix.SysctlKinfoProc("kern.proc.pid", r.PID)
-	return err == nil && uint64(k.Proc.P_starttime.Sec)*1e6+uint64(k.Proc.P_starttime.Usec) == r.Start
+	return err == nil && startOf(k) == r.Start
 }
 
 // Mark reads what the process was executed with. The system withholds the

@@ -28,13 +28,10 @@ func newProcessTable(m marking) *processTable {
 func (p *processTable) Rows() (rows []Row, err error) {
 	var s stat
 	for _, pid := range p.all() {
-		switch {
-		case p.stat(pid, &s):
+		if p.stat(pid, &s) {
 			rows = append(rows, p.row(&s))
-		default:
-			if _, e := unix.Getpgid(pid); e != unix.ESRCH {
-				err = errNotWhole
-			}
+		} else if _, e := unix.Getpgid(pid); e != unix.ESRCH {
+			err = errNotWhole
 		}
 	}
 	return rows, err

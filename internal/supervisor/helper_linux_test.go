@@ -566,9 +566,12 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) }); err != nil {
-				t.Fatal(err)
+			signal := func(sig unix.Signal) {
+				if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }); err != nil {
+					t.Fatal(err)
+				}
 			}
+			signal(unix.SIGSTOP)
 			left := 0
 			if before {
 				p.Discard(h)
@@ -580,9 +583,7 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 			if !before {
 				p.Discard(h)
 			}
-			if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) }); err != nil {
-				t.Fatal(err)
-			}
+			signal(unix.SIGCONT)
 			for end := time.Now().Add(patience); h.withPidfd(func(int) error { return nil }) == nil; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("nobody has reaped it")
