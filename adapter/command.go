@@ -254,10 +254,8 @@ func (c *Command) environ(id string) []string {
 			}
 		}
 	}
-	return append(lastOfEach(env), markPrefix+id+"=1")
+	return append(lastOfEach(env), supervisor.Mark(id))
 }
-
-const markPrefix = "CURFEW_INVOCATION_"
 
 // lastOfEach drops all values of a name but the last, and keeps the order.
 func lastOfEach(env []string) []string {

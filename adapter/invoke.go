@@ -439,7 +439,7 @@ func (v *invocation) shut(why error) {
 }
 
 // mark is what the environment of everything in the tree has.
-func (v *invocation) mark() string { return markPrefix + v.id + "=1" }
+func (v *invocation) mark() string { return supervisor.Mark(v.id) }
 
 // cleanupErr says that the tree of v, which is over, is not shown to be gone.
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }

@@ -145,7 +145,7 @@ func settleLost(e journal.Entry) journal.End {
 	if e.End == nil {
 		c := &done.Cleanup
 		c.Result, c.Proof, c.HelperLost = outcome.Unverified, outcome.NoProof, true
-		c.Ended, c.Suspects = supervisor.Sweep(markPrefix+e.Begin.ID+"=1", e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
+		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if e.Begin.TempDir != "" {
 		done.Cleanup.TempDirs = removeTempDir(&supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno})

@@ -69,26 +69,56 @@ func TestTrees(t *testing.T) {
 		return
 	}
 	crew.each(keptTrees)
-	most, span := 60, time.Duration(0)
-	if v := os.Getenv(treesVariable); v != "" {
-		var err error
-		if most, err = strconv.Atoi(v); err != nil {
-			if span, err = time.ParseDuration(v); err != nil {
-				t.Fatal(err)
-			}
+	most, span := sizeOf(t, treesVariable, 60)
+	crew.random(most, span)
+}
+
+// sizeOf reads from a variable how many cases there are to be, or for how long.
+func sizeOf(t *testing.T, variable string, usual int) (most int, span time.Duration) {
+	t.Helper()
+	v := os.Getenv(variable)
+	if v == "" {
+		return usual, 0
+	}
+	most, err := strconv.Atoi(v)
+	if err != nil {
+		if span, err = time.ParseDuration(v); err != nil {
+			t.Fatal(err)
 		}
 	}
-	s, began := seed(t), time.Now()
-	crew.run(func(i int) (treeCase, bool) {
+	return most, span
+}
+
+// random runs random cases: that many, or for that long.
+func (c *treeCrew) random(most int, span time.Duration) {
+	s, began := seed(c.t), time.Now()
+	c.run(func(i int) (treeCase, bool) {
 		if span > 0 && time.Since(began) > span || span == 0 && i >= most {
 			return treeCase{}, false
 		}
-		return treeCases.Example(int(s>>1) + i), true
+		tc := treeCases.Example(int(s>>1) + i)
+		if c.tracked {
+			tc.beTracked()
+		}
+		return tc, true
 	})
-	t.Logf("in %v:\n%s", time.Since(began).Round(time.Millisecond), &crew.counts)
-	if n := &crew.counts; n.late > 3+n.cases/100 {
-		t.Errorf("in %d of %d cases the supervisor did not answer in time", n.late, n.cases)
+	c.t.Logf("in %v:\n%s", time.Since(began).Round(time.Millisecond), &c.counts)
+	if n := &c.counts; n.late > 3+n.cases/100 {
+		c.t.Errorf("in %d of %d cases the supervisor did not answer in time", n.late, n.cases)
 	}
+}
+
+// beTracked makes of the case one for scans: without a guard, and of what they can
+// find for certain.
+func (c *treeCase) beTracked() {
+	c.tracked = true
+	switch c.ending {
+	case guardKilled:
+		c.ending = byCancel
+	case supervisorAsleep, bothKilled:
+		c.ending = supervisorKilled
+	}
+	c.fix()
 }
 
 // treeCase is a tree, and how and when it is ended.
@@ -101,6 +131,7 @@ type treeCase struct {
 	wait     bool // AfterExit: Wait
 	tree     fixtures.Tree
 	fixture  fixtures.Fixture // instead of a tree, if it has a name
+	tracked  bool             // scans hold the tree
 }
 
 func (c treeCase) String() string {
@@ -230,7 +261,7 @@ func (c *treeCase) fix() {
 	if c.ending == byTimeout || c.ending == byItself {
 		c.ready = false
 	}
-	fixTree(&c.tree, c.ending == bothKilled)
+	fixTree(&c.tree, c.ending == bothKilled || c.tracked)
 }
 
 func fixTree(t *fixtures.Tree, sweepable bool) {
@@ -362,6 +393,7 @@ func drawTree(t *rapid.T, letters []string, room *int, depth int) fixtures.Tree 
 // treeCrew runs cases, several at once.
 type treeCrew struct {
 	t       testing.TB
+	tracked bool
 	canary  *fixtures.Canary
 	workers []*treeWorker
 	failed  atomic.Int32
@@ -404,6 +436,7 @@ func (c *treeCrew) each(texts []string) {
 		if cases[i], err = parseTreeCase(text); err != nil {
 			c.t.Fatal(err)
 		}
+		cases[i].tracked = c.tracked
 	}
 	c.run(func(i int) (treeCase, bool) {
 		if i >= len(cases) {
@@ -702,6 +735,9 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 
 	clean := o.Cleanup
 	switch {
+	case c.tracked && clean.Result == outcome.Empty && clean.Proof == outcome.Scans && !clean.HelperLost && len(clean.Suspects) == 0:
+	case c.tracked && clean.Result == outcome.Unverified && clean.Proof == outcome.NoProof && (clean.HelperLost && lost || len(clean.Suspects) > 0):
+		// Orphans of whatever else runs on this machine are suspects too.
 	case clean.Result == outcome.Empty && clean.Proof == outcome.NoChildren && !clean.HelperLost:
 	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && lost:
 	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && strings.Contains(e.err.Error(), "did not say within"):
@@ -790,8 +826,11 @@ func lookForHelpers(a *Adapter) (h helpers, err error) {
 	if _, err := fmt.Sscan(string(o.Stdout), &h.pid, &guard); err != nil {
 		return h, fmt.Errorf("find the helpers: %q: %w", o.Stdout, err)
 	}
-	if h.guard, err = openChild(guard, os.Getpid()); err != nil {
-		return h, err
+	h.guard = -1
+	if guard != os.Getpid() { // else there is none
+		if h.guard, err = openChild(guard, os.Getpid()); err != nil {
+			return h, err
+		}
 	}
 	if h.supervisor, err = openChild(h.pid, guard); err != nil {
 		_ = unix.Close(h.guard)

@@ -312,8 +312,17 @@ func (e *CleanupError) Error() string {
 		}
 		s += fmt.Sprintf("; process %d (%s) is alive: %s", v.PID, word(v.Name), line(v.Reason))
 	}
-	if e.Cleanup.Result == Unverified {
+	switch c := e.Cleanup; {
+	case c.Result != Unverified:
+	case c.HelperLost:
 		s += ": those who watched it were lost"
+	case len(c.Suspects) > 0:
+		s += fmt.Sprintf("; process %d (%s) may be of it", c.Suspects[0].PID, word(c.Suspects[0].Name))
+		if more := len(c.Suspects) - 1; more > 0 {
+			s += fmt.Sprintf(", and so may %d more", more)
+		}
+	default:
+		s += ": some of it is where it cannot be seen"
 	}
 	return s
 }

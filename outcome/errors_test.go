@@ -126,7 +126,10 @@ func TestCleanupError(t *testing.T) {
 		{Cleanup{}, ""},
 		{Cleanup{Result: Empty}, ""},
 		{Cleanup{Result: Left}, ""},
-		{Cleanup{Result: Unverified}, "curfew: srv: not shown to be gone: those who watched it were lost"},
+		{Cleanup{Result: Unverified, HelperLost: true}, "curfew: srv: not shown to be gone: those who watched it were lost"},
+		{Cleanup{Result: Unverified}, "curfew: srv: not shown to be gone: some of it is where it cannot be seen"},
+		{Cleanup{Result: Unverified, Suspects: []Process{{PID: 7, Name: "x"}}}, "curfew: srv: not shown to be gone; process 7 (x) may be of it"},
+		{Cleanup{Result: Unverified, Suspects: []Process{{PID: 7}, {PID: 8}, {PID: 9}}}, `curfew: srv: not shown to be gone; process 7 ("") may be of it, and so may 2 more`},
 		{Cleanup{Result: Survivors, Survivors: alive(1)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted`},
 		{Cleanup{Result: Survivors, Survivors: alive(5)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted` +
 			`; process 101 ("x y\n") is alive: operation not permitted; process 102 ("x y\n") is alive: operation not permitted; and 2 more`},

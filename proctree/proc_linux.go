@@ -72,20 +72,6 @@ func (p *procfs) open() {
 	}
 }
 
-// OpenFile opens a file close-on-exec, however often a signal interrupts that.
-func OpenFile(path string, flags int) (int, error) {
-	for {
-		fd, errno := -1, fault.At(fault.Open)
-		err := error(errno)
-		if errno == 0 {
-			fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
-		}
-		if err != unix.EINTR {
-			return fd, err
-		}
-	}
-}
-
 // openat opens a file below /proc whose name is the given parts joined; -1 if
 // that fails. Numbers and strings alternate: "12/stat" is (12, "/stat").
 func (p *procfs) openat(flags int, pid int, mid string, tid int, tail string) int {

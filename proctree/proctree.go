@@ -12,7 +12,11 @@
 // proctree_linux.go and proctree_darwin.go meet it.
 package proctree
 
-import "curfew/outcome"
+import (
+	"fmt"
+
+	"curfew/outcome"
+)
 
 // Event tells what Collect found.
 type Event struct {
@@ -59,6 +63,9 @@ type Spec struct {
 	NoGroup bool
 	// Terminal makes descriptor 0, a terminal, the controlling one.
 	Terminal bool
+	// Mark is an entry of Env that nothing outside the tree has, and MarkPrefix what
+	// those of all trees begin with. They are for where scans have to find the tree.
+	Mark, MarkPrefix string
 	// IgnoreHangup and IgnoreInterrupt start the leader with SIGHUP and SIGINT
 	// ignored; everything else has its default disposition.
 	IgnoreHangup, IgnoreInterrupt bool
@@ -68,11 +75,22 @@ type Spec struct {
 type Member struct {
 	PID    int
 	Parent int
-	Start  uint64 // clock ticks since boot
+	Start  uint64 // in the platform's unit
 	Name   string
 	State  byte
 	Leader bool
 }
+
+// FileID names an open file.
+type FileID struct{ Dev, Ino uint64 }
+
+// Describe is m in the words of an outcome.
+func (m Member) Describe() outcome.Process {
+	return outcome.Process{PID: m.PID, Start: startedAt(m.Start), Name: m.Name}
+}
+
+// String is for messages to people.
+func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }
 
 // maxListed bounds the lists of ended and surviving processes in a report. The
 // rest is counted: a report must fit into memory that was set aside before the

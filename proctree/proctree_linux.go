@@ -7,9 +7,7 @@ package proctree
 // enters another pid namespace leaves its orphans to that namespace's init.
 
 import (
-	"fmt"
 	"os"
-	"os/signal"
 	"runtime"
 	"strconv"
 	"strings"
@@ -241,26 +239,6 @@ func (t *Tree) Forget() {
 	t.ended, t.more = t.ended[:0], 0
 }
 
-// caught gets the signals that this process survives. It is never read.
-var caught = make(chan os.Signal, 1)
-
-// Survive makes the process outlive the signals that a CLI, or somebody at a
-// terminal, may send it. They are caught, not ignored: the leader would inherit
-// that.
-func Survive() {
-	signal.Notify(caught, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
-}
-
-func disposition(sig os.Signal, ignore bool) {
-	switch {
-	case ignore == signal.Ignored(sig):
-	case ignore:
-		signal.Ignore(sig)
-	default:
-		signal.Notify(caught, sig)
-	}
-}
-
 func (t *Tree) order(what uint32) {
 	t.wanted.Or(what)
 	wakeup(t.orders)
@@ -282,10 +260,8 @@ func wakeup(fd int) {
 // second is the second thread.
 func (t *Tree) second(ready chan<- struct{}) {
 	runtime.LockOSThread()
-	t.forkingTID = unix.Gettid()
+	t.forkingTID = becomeForking()
 	close(ready)
-	var none uint64
-	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
 	var buf [8]byte
 	for {
 		if _, err := unix.Read(t.orders, buf[:]); err != nil && err != unix.EINTR {
@@ -303,6 +279,14 @@ func (t *Tree) second(ready chan<- struct{}) {
 			wakeup(t.news)
 		}
 	}
+}
+
+// becomeForking has what this thread forks have no signal blocked, and returns the
+// thread.
+func becomeForking() (tid int) {
+	var none uint64
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
+	return unix.Gettid()
 }
 
 // third is the third thread, where there are wards.
@@ -335,10 +319,6 @@ func awaitAnyChild(what uintptr) {
 	}
 }
 
-// busyFor is how long an executable that is open for writing is tried again. It
-// is usually a matter of a fork elsewhere that has not executed yet.
-const busyFor = 300 * time.Millisecond
-
 // start executes spec on the second thread.
 func (t *Tree) start(spec *Spec) (int, *StartError) {
 	if err := fchdir(spec.Dir); err != nil {
@@ -358,43 +338,17 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		attr.Files = append(attr.Files, uintptr(fd))
 	}
 	attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = t.group.used, t.group.dir
-	for began, wait := time.Now(), time.Millisecond; ; wait *= 2 {
-		if t.cancelStart.Load() {
-			return 0, &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
+	pid, err := execute(spec, &attr, &t.cancelStart, func() bool {
+		// It may be the group's fault: a kernel that cannot start anything in one,
+		// a group that may have no processes, or that somebody has removed.
+		if !attr.Sys.UseCgroupFD || t.group.proven && t.group.there() {
+			return false
 		}
-		pid, err := forkExec(spec, &attr)
-		switch {
-		case err == nil:
-			t.grouped = attr.Sys.UseCgroupFD
-			return pid, nil
-		case t.cancelStart.Load():
-			// We struck everything there was, so a failure now may be our doing.
-			return 0, &StartError{Op: "exec", Err: err, Killed: true}
-		case attr.Sys.UseCgroupFD && (!t.group.proven || !t.group.there()):
-			// It may be the group's: a kernel that cannot start anything in one,
-			// a group that may have no processes, or that somebody has removed.
-			attr.Sys.UseCgroupFD = false
-		case err == syscall.ETXTBSY && time.Since(began) < busyFor:
-			t := unix.NsecToTimespec(int64(wait))
-			_ = unix.Nanosleep(&t, nil) // a signal may cut it short
-		default:
-			return 0, &StartError{Op: "exec", Err: err}
-		}
-	}
-}
-
-func fchdir(dir int) error {
-	if errno := fault.At(fault.Fchdir); errno != 0 {
-		return errno
-	}
-	return unix.Fchdir(dir)
-}
-
-func forkExec(spec *Spec, attr *syscall.ProcAttr) (int, error) {
-	if errno := fault.At(fault.ForkExec); errno != 0 {
-		return 0, errno
-	}
-	return syscall.ForkExec(spec.Path, spec.Argv, attr)
+		attr.Sys.UseCgroupFD = false
+		return true
+	})
+	t.grouped = err == nil && attr.Sys.UseCgroupFD
+	return pid, err
 }
 
 // Collect takes the news: whether the start is done, whether the leader exited,
@@ -436,7 +390,7 @@ func (t *Tree) finishStart(ev *Event) {
 	switch {
 	case t.startErr != nil:
 		ev.StartErr = t.startErr
-	case t.startKilled && t.neverExecuted(t.startedPID):
+	case t.startKilled && t.proc.neverExecuted(t.startedPID):
 		// It is dead or has SIGKILL pending, so it never will.
 		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
 	case t.spec.Ward:
@@ -456,8 +410,9 @@ func (t *Tree) finishStart(ev *Event) {
 
 // neverExecuted reports whether pid, an unreaped child, is still what it was
 // when it was forked.
-func (t *Tree) neverExecuted(pid int) bool {
-	return t.proc.stat(pid, &t.scratch) && t.scratch.flags&forkNoExec != 0
+func (p *procfs) neverExecuted(pid int) bool {
+	var s stat
+	return p.stat(pid, &s) && s.flags&forkNoExec != 0
 }
 
 // StartRuledOut reports, of a start that is still under way, whether it is
@@ -469,7 +424,7 @@ func (t *Tree) StartRuledOut() bool {
 	}
 	n := t.proc.children(t.self, t.arena)
 	for _, pid := range t.arena[:n] {
-		if !t.neverExecuted(int(pid)) {
+		if !t.proc.neverExecuted(int(pid)) {
 			return false
 		}
 	}
@@ -876,11 +831,6 @@ func (t *Tree) Members(limit int) []Member {
 	return list
 }
 
-// Describe is m in the words of an outcome.
-func (m Member) Describe() outcome.Process {
-	return outcome.Process{PID: m.PID, Start: startTime(bootTime(), m.Start), Name: m.Name}
-}
-
 // Survivors lists what is alive, with the reason as far as it can be told.
 func (t *Tree) Survivors() []outcome.Survivor {
 	var list []outcome.Survivor
@@ -890,21 +840,21 @@ func (t *Tree) Survivors() []outcome.Survivor {
 		pid := int(t.arena[i])
 		if t.proc.stat(pid, &t.scratch) && t.scratch.state == 'Z' && stateOf(pid) == childAlive {
 			m := Member{PID: pid, Start: t.scratch.start, Name: t.scratch.name(), State: 'Z'}
-			list = append(list, outcome.Survivor{Process: m.Describe(), State: "Z", Reason: t.reason(m)})
+			list = append(list, outcome.Survivor{Process: m.Describe(), State: "Z", Reason: t.proc.reason(m)})
 		}
 	}
 	for _, m := range t.Members(maxListed) {
 		if m.State != 'Z' {
-			list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.reason(m)})
+			list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.proc.reason(m)})
 		}
 	}
 	return list
 }
 
 // reason says why SIGKILL has not ended m.
-func (t *Tree) reason(m Member) string {
+func (p *procfs) reason(m Member) string {
 	var tracer, uid string
-	for line := range strings.Lines(t.file(m.PID, "/status")) {
+	for line := range strings.Lines(p.file(m.PID, "/status")) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "TracerPid":
@@ -921,9 +871,9 @@ func (t *Tree) reason(m Member) string {
 		return "operation not permitted: it runs as uid " + uid
 	case m.State == 'D':
 		// Where it waits in the kernel; 0 if we have no right to know.
-		where := t.file(m.PID, "/wchan")
+		where := p.file(m.PID, "/wchan")
 		switch {
-		case strings.Contains(where, "refrigerator"), freezerIsOn(t.file(m.PID, "/cgroup")):
+		case strings.Contains(where, "refrigerator"), freezerIsOn(p.file(m.PID, "/cgroup")):
 			return "frozen: SIGKILL acts when it is thawed"
 		case where == "" || where == "0":
 			return "uninterruptible or frozen: SIGKILL is pending"
@@ -955,13 +905,13 @@ func freezerIsOn(cgroups string) bool {
 }
 
 // file reads a small file in the directory of pid; "" if it cannot be read.
-func (t *Tree) file(pid int, name string) string {
-	fd := t.proc.openat(unix.O_RDONLY, pid, name, -1, "")
+func (p *procfs) file(pid int, name string) string {
+	fd := p.openat(unix.O_RDONLY, pid, name, -1, "")
 	if fd < 0 {
 		return ""
 	}
 	defer closeFD(fd)
-	return string(t.proc.buf[:readAll(fd, t.proc.buf[:])])
+	return string(p.buf[:readAll(fd, p.buf[:])])
 }
 
 // Holds reports whether a live member has one of the files open, which are
@@ -977,31 +927,28 @@ func (t *Tree) Holds(files []FileID) bool {
 		return true
 	}
 	for _, m := range members {
-		if t.holds(m.PID, files) {
+		if t.proc.holds(m.PID, files) {
 			return true
 		}
 	}
 	return false
 }
 
-// FileID names an open file.
-type FileID struct{ Dev, Ino uint64 }
-
-func (t *Tree) holds(pid int, files []FileID) bool {
-	dir := t.proc.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
+func (p *procfs) holds(pid int, files []FileID) bool {
+	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
 	if dir < 0 {
 		return true
 	}
 	defer closeFD(dir)
 	for {
-		n, err := unix.Getdents(dir, t.proc.scan[:])
+		n, err := unix.Getdents(dir, p.scan[:])
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || n <= 0 {
 			return err != nil
 		}
-		for b := t.proc.scan[:n]; len(b) > 0; {
+		for b := p.scan[:n]; len(b) > 0; {
 			fd, ok, rest := nextDirent(b)
 			b = rest
 			var st unix.Stat_t
@@ -1026,6 +973,8 @@ func bootTime() time.Time {
 	return time.Now().Add(-time.Duration(up.Nano()))
 }
 
+func startedAt(start uint64) time.Time { return startTime(bootTime(), start) }
+
 // startTime converts clock ticks since boot, of which Linux always reports 100
 // a second to user space.
 func startTime(boot time.Time, ticks uint64) time.Time {
@@ -1034,9 +983,6 @@ func startTime(boot time.Time, ticks uint64) time.Time {
 	}
 	return boot.Add(time.Duration(ticks) * (time.Second / 100)).Truncate(10 * time.Millisecond)
 }
-
-// String is for messages to people.
-func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }
 
 // Leader is the leader's pid, 0 if there is none or it was reaped.
 func (t *Tree) Leader() int { return t.leader }
@@ -1048,6 +994,15 @@ func (t *Tree) Signal(sig syscall.Signal) {
 		_ = signalChild(t.leader, sig) // one that has exited got what it was sent
 	}
 }
+
+// Next is when Collect is to be called although FD tells nothing: never.
+func (t *Tree) Next() time.Time { return time.Time{} }
+
+// Suspects lists who may be of the tree. Of whom the kernel has given us that is known.
+func (t *Tree) Suspects() []outcome.Process { return nil }
+
+// Proof is how it is known that nothing is left, after an Event that says so.
+func (t *Tree) Proof() outcome.Proof { return outcome.NoChildren }
 
 // ForkingThread is the thread that leaders inherit from.
 func (t *Tree) ForkingThread() int { return t.forkingTID }

@@ -3,8 +3,11 @@ package proctree
 import (
 	"errors"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
 )
 
 // processTable is the process table for a Tracker, read from /proc: for a Linux
@@ -26,10 +29,12 @@ func newProcessTable(m marking) *processTable {
 }
 
 func (p *processTable) Rows() (rows []Row, err error) {
+	pids, err := p.all()
+	rows = make([]Row, 0, len(pids))
 	var s stat
-	for _, pid := range p.all() {
+	for _, pid := range pids {
 		if p.stat(pid, &s) {
-			rows = append(rows, p.row(&s))
+			rows = append(rows, p.rowOf(&s))
 		} else if _, e := unix.Getpgid(pid); e != unix.ESRCH {
 			err = errNotWhole
 		}
@@ -37,9 +42,21 @@ func (p *processTable) Rows() (rows []Row, err error) {
 	return rows, err
 }
 
-var errNotWhole = errors.New("proctree: a process cannot be read, though it is there")
+var (
+	errNoProc   = errors.New("proctree: /proc is not mounted, or is that of another pid namespace")
+	errNotWhole = errors.New("proctree: a process cannot be read, though it is there")
+)
 
-func (p *processTable) row(s *stat) Row {
+// row reads one row.
+func (p *processTable) row(pid int) (Row, error) {
+	var s stat
+	if !p.stat(pid, &s) {
+		return Row{}, errNotWhole
+	}
+	return p.rowOf(&s), nil
+}
+
+func (p *processTable) rowOf(s *stat) Row {
 	return Row{
 		PID: s.pid, Parent: s.ppid, Orphan: p.adopters[s.ppid] && s.ppid != unix.Getpid(), Start: s.start, Session: s.session,
 		// A process whose main thread has exited is called a zombie while others
@@ -47,6 +64,16 @@ func (p *processTable) row(s *stat) Row {
 		Zombie:    s.state == 'X' || s.state == 'Z' && s.threads <= 1,
 		Suspended: s.state == 'T' || s.state == 't' || s.state == 'Z' && s.threads > 1,
 	}
+}
+
+// member says of the process of a row what people want to know.
+func (p *processTable) member(r Row) Member {
+	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
+	var s stat
+	if p.stat(r.PID, &s) && s.start == r.Start {
+		m.Name, m.State = s.name(), s.state
+	}
+	return m
 }
 
 func (p *processTable) Mark(r *Row) Mark {
@@ -75,4 +102,48 @@ func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
 		return syscall.ESRCH
 	}
 	return signalPidfd(fd, sig)
+}
+
+// exitFD returns a descriptor that is readable when pid, a child that nobody has
+// reaped, has exited; -1 if there is none.
+func exitFD(pid int) int {
+	fd, err := pidfdOpen(pid)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// exitOf says how pid, a child that nobody has reaped, has ended; nil if it has not.
+func exitOf(pid int) *outcome.Exit {
+	info, errno := peek(pid)
+	switch {
+	case errno != 0 || int(info.pid) != pid:
+		return nil
+	case info.code == cldExited:
+		return &outcome.Exit{Code: int(info.status)}
+	case info.code == cldKilled, info.code == cldDumped:
+		return &outcome.Exit{Code: -1, Signal: int(info.status), CoreDumped: info.code == cldDumped}
+	}
+	return nil
+}
+
+// watcher tells of forks where the system does.
+type watcher struct{}
+
+func newWatcher(int) (*watcher, error) { return nil, nil }
+func (w *watcher) reset()              {}
+func (w *watcher) add([]*entry)        {}
+
+// What wait4 is to await, and the unit in which it tells the memory used.
+const (
+	waitAll = unix.WALL
+	rssUnit = 1 << 10
+)
+
+// pause lets d pass, or less, without the help of the Go runtime, which may be
+// unable to start a thread.
+func pause(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&ts, nil)
 }

@@ -41,22 +41,26 @@ type siginfo struct {
 
 // stateOf says what pid is to us, and changes nothing.
 func stateOf(pid int) childState {
-	var info siginfo
+	info, errno := peek(pid)
+	switch {
+	case errno != 0:
+		return childNone
+	case int(info.pid) == pid && (info.code == cldExited || info.code == cldKilled || info.code == cldDumped):
+		return childDead
+	}
+	return childAlive
+}
+
+// peek asks whether pid, a child of ours, has exited, and does not reap it.
+func peek(pid int) (info siginfo, errno syscall.Errno) {
 	for {
-		errno := fault.At(fault.Waitid)
-		if errno == 0 {
+		if errno = fault.At(fault.Waitid); errno == 0 {
 			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_PID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
 				unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
 		}
-		switch {
-		case errno == unix.EINTR:
-			continue
-		case errno != 0:
-			return childNone
-		case int(info.pid) == pid && (info.code == cldExited || info.code == cldKilled || info.code == cldDumped):
-			return childDead
+		if errno != unix.EINTR {
+			return info, errno
 		}
-		return childAlive
 	}
 }
 
@@ -91,6 +95,9 @@ func signalChild(pid int, sig syscall.Signal) error {
 	}
 	return nil
 }
+
+// signalUnreaped sends sig to pid, a child that is not reaped.
+func signalUnreaped(pid int, sig syscall.Signal) error { return signalChild(pid, sig) }
 
 // signalPidfd sends sig to the process that fd stands for.
 func signalPidfd(fd int, sig syscall.Signal) error {

@@ -76,7 +76,8 @@ type sweep struct {
 func (w *sweep) scan() (clean bool) {
 	clean = true
 	clear(w.suspected)
-	for _, pid := range w.all() {
+	pids, _ := w.all()
+	for _, pid := range pids {
 		var s stat
 		if pid <= 1 || pid == w.self || !w.stat(pid, &s) || s.start < w.earliest {
 			continue
@@ -231,11 +232,14 @@ func (p *procfs) ancestors(pid int) map[int]bool {
 	return set
 }
 
-// all lists every pid there is.
-func (p *procfs) all() (list []int) {
+// all lists every pid there is. On an error some are missing.
+func (p *procfs) all() (list []int, err error) {
+	if p.fd < 0 {
+		return nil, errNoProc
+	}
 	dir := p.openPath(append(p.path[:0], '.'), unix.O_RDONLY|unix.O_DIRECTORY)
 	if dir < 0 {
-		return nil
+		return nil, errNotWhole
 	}
 	defer closeFD(dir)
 	for {
@@ -244,7 +248,7 @@ func (p *procfs) all() (list []int) {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return list
+			return list, err
 		}
 		for b := p.scan[:n]; len(b) > 0; {
 			pid, ok, rest := nextDirent(b)

@@ -18,7 +18,7 @@ import (
 // that it held falls to the guard, and a child of the guard that is no
 // supervisor can only be such an orphan. It is ended.
 type warden struct {
-	tree    tree
+	tree    wardTree
 	control int // descriptors: the socket to the caller, and what tells of its end
 	caller  int
 	in      inbox
@@ -46,6 +46,17 @@ type warden struct {
 
 	buf [4 << 10]byte
 	oob [1024]byte
+}
+
+// wardTree is what a guard asks of a proctree.Tree.
+type wardTree interface {
+	tree
+	EndWardGroup(pid int)
+	OnlyWards() bool
+	IsWard(pid int) bool
+	Suspended() []int
+	ResumeWard(pid int)
+	EndWard(pid int)
 }
 
 type spawnOrder struct{ socket, caller int }

@@ -47,6 +47,7 @@ type Helper struct {
 	known   bool   // state could be read on both sides
 	noFile  uint64
 	greeted bool
+	alone   bool  // it is for one invocation
 	ready   bool  // took no invocation yet, or has said so
 	said    uint8 // which events of the invocation Next has returned
 	expires time.Time
@@ -63,6 +64,10 @@ var errRefused = errors.New("supervisor: cannot start a helper")
 // look at.
 func environment() []string {
 	env := append(fault.Environment(), helperVar+"=1")
+	if tracking() {
+		// Helpers of a caller that has died are no suspects of each other's.
+		env = append(env, TrackerVariable+"=1", Mark("helper"))
+	}
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
 			if strings.HasPrefix(kv, prefix) {

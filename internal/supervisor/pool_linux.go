@@ -131,15 +131,17 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bo
 	if err == nil {
 		now = &state
 	}
-	if alone {
-		h, err = spawn(p.Executable, p.journal())
-		return h, true, now, err
-	}
 	noFile := noFileLimit()
-	if now != nil {
+	if now != nil && !alone {
 		if h := p.take(now, noFile); h != nil {
 			return h, false, now, nil
 		}
+	}
+	if alone || tracking() {
+		if h, err = spawn(p.Executable, p.journal()); err == nil {
+			h.alone = alone
+		}
+		return h, true, now, err
 	}
 	g, fresh, err := p.guard(ctx, now, noFile)
 	if err != nil {
@@ -257,7 +259,7 @@ func (p *Pool) Put(h *Helper) {
 	if most == 0 {
 		most = DefaultMaxIdle
 	}
-	if p.closed || !h.known || h.guard == nil || len(p.idle) >= most {
+	if p.closed || !h.known || h.alone || len(p.idle) >= most {
 		p.mu.Unlock()
 		p.letGo(h)
 		return

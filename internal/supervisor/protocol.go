@@ -168,6 +168,14 @@ func (m *failedMessage) Unwrap() error {
 	return syscall.Errno(m.Errno)
 }
 
+// markPrefix begins the variables that say of which invocations a process is: one
+// for each, so that nesting hides nothing.
+const markPrefix = "CURFEW_INVOCATION_"
+
+// Mark is the entry that everything in the tree of the invocation id inherits in its
+// environment.
+func Mark(id string) string { return markPrefix + id + "=1" }
+
 // AfterExit says what becomes of leftovers when the leader exits by itself.
 type AfterExit int
 
@@ -257,7 +265,7 @@ type Done struct {
 // check refuses a report that does not say what became of the tree.
 func (d *Done) check() error {
 	switch d.Cleanup.Result {
-	case outcome.Empty, outcome.Survivors, outcome.Left:
+	case outcome.Empty, outcome.Survivors, outcome.Left, outcome.Unverified:
 	default:
 		return fmt.Errorf("%w: a report with the result %.20q", errProtocol, d.Cleanup.Result)
 	}

@@ -223,6 +223,9 @@ func (s *stubTree) MakeGroup() bool              { return true }
 func (s *stubTree) CloseGroup()                  {}
 func (s *stubTree) GroupLeft(time.Duration) bool { return false }
 func (s *stubTree) EndWardGroup(int)             {}
+func (s *stubTree) Next() time.Time              { return time.Time{} }
+func (s *stubTree) Suspects() []outcome.Process  { return nil }
+func (s *stubTree) Proof() outcome.Proof         { return outcome.NoChildren }
 
 func (s *stubTree) EndWard(pid int) {
 	if !s.wards[pid] {

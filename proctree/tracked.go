@@ -1,0 +1,570 @@
+//go:build linux || darwin
+
+package proctree
+
+import (
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+// Tracked is a tree that the kernel keeps no hold of: what descends from the leader
+// is found by scans of the process table (see Tracker). It is what a tree is on
+// macOS, and on a Linux where orphans cannot be had. It has the methods of Tree on
+// Linux, which say what each is for, and the same rules: all are for the one
+// goroutine that called OpenTracked, and it serves one leader after another.
+//
+// The leader is not reaped before the end. So it keeps its pid, and the session of
+// that number is its own.
+type Tracked struct {
+	table   *processTable
+	tracker *Tracker // nil: there is no leader, or it could not be read yet
+	watch   *watcher
+	partial error // why the last scan was not whole
+
+	news   [2]int // a pipe: who has something to tell writes
+	orders chan *Spec
+	spec   *Spec
+	root   int // descriptor of "/"
+
+	forkingTID int
+
+	// What the second thread, which starts, has to tell.
+	startDone   atomic.Bool
+	cancelStart atomic.Bool
+	startedPID  int // written before startDone
+	startErr    *StartError
+
+	starting    bool
+	startKilled bool
+	leader      int  // its pid; 0 if there is none, or it was reaped
+	exited      bool // its exit was seen
+	silent      bool // it was never executed: nobody is to hear of its exit
+	leaderFD    int
+
+	next   time.Time // when to scan
+	active time.Time // when somebody new was found last
+
+	ended    []trackedEnd
+	more     int
+	usage    outcome.Usage
+	suspects []Row
+}
+
+// trackedEnd is what the report will say of a process that got a signal of ours.
+type trackedEnd struct {
+	row    Row
+	name   string
+	signal syscall.Signal
+}
+
+// The pace of scans while nothing is being ended: quick for a second after
+// somebody new was found, and when the leader has exited, because then the end of
+// the others is awaited. A scan may not take more than a quarter of the time.
+const (
+	paceActive = 5 * time.Millisecond
+	paceWait   = 20 * time.Millisecond
+	paceIdle   = 250 * time.Millisecond
+	activeFor  = time.Second
+	paceShare  = 4
+)
+
+// OpenTracked prepares this process to start trees and to track them. The calling
+// goroutine must be locked to the main thread.
+func OpenTracked() (*Tracked, error) {
+	t := &Tracked{table: newProcessTable(marking{}), orders: make(chan *Spec), leaderFD: -1}
+	if _, err := t.table.Rows(); err != nil {
+		// A process that cannot be read now may be one that can be the next time.
+		if rows, again := t.table.Rows(); len(rows) == 0 && again != nil {
+			return nil, again
+		}
+	}
+	var err error
+	if t.root, err = OpenFile("/", unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		return nil, err
+	}
+	if t.news, err = newsPipe(); err != nil {
+		return nil, err
+	}
+	if t.watch, err = newWatcher(t.news[1]); err != nil {
+		return nil, err
+	}
+	resetIgnored()
+	ready := make(chan struct{})
+	go t.second(ready)
+	<-ready
+	return t, nil
+}
+
+// newsPipe makes a pipe of which neither end blocks.
+func newsPipe() (p [2]int, err error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := unix.Pipe(p[:]); err != nil {
+		return p, err
+	}
+	for _, fd := range p {
+		unix.CloseOnExec(fd)
+		_ = unix.SetNonblock(fd, true) // it is a pipe: this cannot fail
+	}
+	return p, nil
+}
+
+// tell makes the pipe readable. If it is full, it is.
+func tell(fd int) { _, _ = unix.Write(fd, []byte{1}) }
+
+// second is the second thread, which does what may block in the kernel.
+func (t *Tracked) second(ready chan<- struct{}) {
+	runtime.LockOSThread()
+	t.forkingTID = becomeForking()
+	close(ready)
+	for spec := range t.orders {
+		t.startedPID, t.startErr = t.start(spec)
+		t.startDone.Store(true)
+		tell(t.news[1])
+	}
+}
+
+func (t *Tracked) start(spec *Spec) (int, *StartError) {
+	if err := fchdir(spec.Dir); err != nil {
+		return 0, &StartError{Op: "chdir", Err: err}
+	}
+	defer unix.Fchdir(t.root)
+	attr := syscall.ProcAttr{Env: spec.Env, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: spec.Terminal}}
+	for _, fd := range spec.Files {
+		attr.Files = append(attr.Files, uintptr(fd))
+	}
+	return execute(spec, &attr, &t.cancelStart, func() bool { return false })
+}
+
+// FD is readable when Collect has something to tell.
+func (t *Tracked) FD() int { return t.news[0] }
+
+// LeaderFD is readable when the leader has exited; -1 where FD tells it.
+func (t *Tracked) LeaderFD() int { return t.leaderFD }
+
+// Next is when Collect is to be called although nothing is heard; zero if there is
+// no such time.
+func (t *Tracked) Next() time.Time {
+	if t.leader == 0 {
+		return time.Time{}
+	}
+	return t.next
+}
+
+// Start begins to start the leader.
+func (t *Tracked) Start(spec *Spec) {
+	t.spec, t.startErr, t.startedPID = spec, nil, 0
+	t.starting, t.startKilled = true, false
+	t.cancelStart.Store(false)
+	t.table.marking = marking{prefix: spec.MarkPrefix, mark: spec.Mark}
+	t.tracker, t.leader, t.exited, t.silent = nil, 0, false, false
+	t.usage, t.suspects = outcome.Usage{}, nil
+	t.Forget()
+	disposition(syscall.SIGHUP, spec.IgnoreHangup)
+	disposition(syscall.SIGINT, spec.IgnoreInterrupt)
+	t.orders <- spec
+}
+
+// Forget drops what is known of processes that were signalled.
+func (t *Tracked) Forget() { t.ended, t.more = nil, 0 }
+
+// Collect takes the news, and scans if it is time.
+func (t *Tracked) Collect(killing bool) Event {
+	var buf [64]byte
+	heard := false
+	for {
+		n, err := unix.Read(t.news[0], buf[:])
+		if err == unix.EINTR {
+			continue
+		}
+		heard = heard || n > 0
+		if n < len(buf) {
+			break
+		}
+	}
+	var ev Event
+	if t.startDone.Swap(false) {
+		t.finishStart(&ev)
+	}
+	if t.starting || t.leader == 0 || killing {
+		return ev
+	}
+	if !t.seeExit(&ev) && !heard && time.Now().Before(t.next) {
+		return ev
+	}
+	began := time.Now()
+	t.scan()
+	if t.exited {
+		t.conclude(&ev)
+	}
+	t.pace(began)
+	return ev
+}
+
+// pace says when the next scan is due.
+func (t *Tracked) pace(began time.Time) {
+	now := time.Now()
+	if t.tracker != nil && t.tracker.fresh > 0 {
+		t.active = now
+	}
+	wait := paceIdle
+	switch {
+	case t.tracker == nil || t.exited:
+		wait = paceWait
+	case now.Sub(t.active) < activeFor:
+		wait = paceActive
+	}
+	t.next = now.Add(max(wait, paceShare*now.Sub(began)))
+}
+
+// finishStart looks at what became of the start.
+func (t *Tracked) finishStart(ev *Event) {
+	t.starting = false
+	ev.StartDone = true
+	if t.startErr != nil {
+		ev.StartErr = t.startErr
+		ev.Empty = true // what was forked for it is reaped
+		return
+	}
+	t.leader = t.startedPID
+	if t.startKilled && t.table.neverExecuted(t.leader) {
+		// It is dead or has SIGKILL pending, so it never will.
+		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
+		t.silent = true
+	}
+	t.leaderFD = exitFD(t.leader)
+	t.active, t.next = time.Now(), time.Time{}
+}
+
+// seeExit reports whether the leader's exit was seen by this call.
+func (t *Tracked) seeExit(ev *Event) bool {
+	if t.exited || t.leader == 0 {
+		return false
+	}
+	exit := exitOf(t.leader)
+	if exit == nil {
+		return false
+	}
+	t.exited = true
+	t.closeLeaderFD()
+	if !t.silent {
+		ev.Exit = exit
+	}
+	return true
+}
+
+func (t *Tracked) closeLeaderFD() {
+	if t.leaderFD >= 0 {
+		unix.Close(t.leaderFD)
+	}
+	t.leaderFD = -1
+}
+
+// scan scans the process table once. A scan that is not whole is taken for what it
+// shows; nobody is gone for not being in it.
+func (t *Tracked) scan() {
+	if t.leader == 0 {
+		return
+	}
+	if t.tracker == nil {
+		root, err := t.table.row(t.leader)
+		if err != nil {
+			t.partial = err
+			return
+		}
+		t.tracker = NewTracker(root)
+		t.watch.reset()
+	}
+	rows, err := t.table.Rows()
+	self := unix.Getpid()
+	rows = slices.DeleteFunc(rows, func(r Row) bool { return r.PID == self })
+	t.tracker.Scan(rows, t.table.Mark)
+	if t.partial = err; err != nil {
+		t.tracker.clean = 0
+	}
+	t.watch.add(t.tracker.members)
+}
+
+// concludeScans bounds the scans that are made at once when the leader has exited.
+const concludeScans = 4
+
+// conclude ends the tree, if nothing of it is left.
+func (t *Tracked) conclude(ev *Event) {
+	for range concludeScans {
+		if t.tracker == nil || len(t.tracker.members) > 0 {
+			return
+		}
+		if t.tracker.Empty() {
+			t.finish(ev)
+			return
+		}
+		t.scan()
+	}
+}
+
+// finish reaps the leader.
+func (t *Tracked) finish(ev *Event) {
+	var ws syscall.WaitStatus
+	var ru syscall.Rusage
+	for {
+		pid, err := syscall.Wait4(t.leader, &ws, syscall.WNOHANG|waitAll, &ru)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err == nil && pid != t.leader {
+			return // not yet; the next scan tries again
+		}
+		break
+	}
+	t.usage = outcome.Usage{
+		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()), MaxRSSBytes: ru.Maxrss * rssUnit,
+	}
+	t.suspects = t.tracker.Suspects()
+	t.tracker, t.leader = nil, 0
+	ev.Empty = true
+}
+
+// Signal sends sig to the leader, outside the ladder.
+func (t *Tracked) Signal(sig syscall.Signal) {
+	if t.leader != 0 && !t.exited {
+		_ = signalUnreaped(t.leader, sig)
+	}
+}
+
+// Terminate sends sig to the leader alone, or to every member but the leader, each
+// followed by SIGCONT. It returns how many it reached.
+func (t *Tracked) Terminate(sig syscall.Signal, leader bool, until time.Time) (reached int) {
+	if leader {
+		if t.leader == 0 || t.exited || signalUnreaped(t.leader, sig) != nil {
+			return 0
+		}
+		if r, err := t.table.row(t.leader); err == nil {
+			t.note(r, sig)
+		}
+		_ = signalUnreaped(t.leader, syscall.SIGCONT)
+		return 1
+	}
+	for range 3 {
+		t.scan()
+		if t.tracker == nil {
+			return reached
+		}
+		n := 0
+		for _, r := range t.tracker.Live() {
+			if !until.IsZero() && !time.Now().Before(until) {
+				return reached
+			}
+			if r.PID == t.leader || t.had(r) || t.table.Signal(&r, sig) != nil {
+				continue
+			}
+			t.note(r, sig)
+			_ = t.table.Signal(&r, syscall.SIGCONT) // if it is gone already, so much the better
+			n++
+		}
+		if n == 0 {
+			break
+		}
+		reached += n
+	}
+	return reached
+}
+
+// betweenStrikes is the pause after a scan in which somebody has still to be
+// suspended or ended.
+const betweenStrikes = time.Millisecond
+
+// Strike suspends and ends what is left, a step with each call, and reports whether
+// there is more of that to be done now: 0 if everybody has got SIGKILL who can.
+func (t *Tracked) Strike(bool) (more int) {
+	if t.starting {
+		t.cancelStart.Store(true)
+		t.startKilled = true
+		t.strikeStart()
+		return 0
+	}
+	if t.scan(); t.tracker == nil {
+		if t.leader != 0 && !t.exited { // it cannot be read, and is ours all the same
+			_ = signalUnreaped(t.leader, syscall.SIGKILL)
+		}
+		return 0
+	}
+	t.tracker.Hunt(func(r *Row, sig syscall.Signal) error {
+		err := t.table.Signal(r, sig)
+		if err == nil && sig == syscall.SIGKILL {
+			t.note(*r, sig)
+		}
+		return err
+	})
+	for _, e := range t.tracker.members {
+		if !e.killed && e.refused == nil {
+			more++
+		}
+	}
+	if more > 0 {
+		pause(betweenStrikes)
+	}
+	return more
+}
+
+// strikeStart ends what was forked for a start that hangs in the kernel. Whoever is
+// a child of ours then is that: the second thread has told of no other.
+func (t *Tracked) strikeStart() {
+	for _, r := range t.ownChildren() {
+		_ = t.table.Signal(&r, syscall.SIGKILL)
+	}
+}
+
+func (t *Tracked) ownChildren() []Row {
+	rows, _ := t.table.Rows()
+	self := unix.Getpid()
+	return slices.DeleteFunc(rows, func(r Row) bool { return r.Parent != self })
+}
+
+// Reap tells what has ended. The leader is reaped when nothing else is left.
+func (t *Tracked) Reap() (int, Event) {
+	var ev Event
+	if t.starting || t.leader == 0 {
+		return 0, ev
+	}
+	n := 0
+	if t.seeExit(&ev) {
+		n++
+	}
+	if t.exited {
+		t.conclude(&ev)
+	}
+	return n, ev
+}
+
+// Executed reports, of a start that is still under way, whether the leader has been
+// executed all the same.
+func (t *Tracked) Executed() bool {
+	return t.starting && slices.ContainsFunc(t.ownChildren(), func(r Row) bool { return !t.table.neverExecuted(r.PID) })
+}
+
+// StartRuledOut reports, of a start that is still under way, whether it is certain
+// that nothing was and will be executed.
+func (t *Tracked) StartRuledOut() bool {
+	if !t.starting || !t.startKilled {
+		return false
+	}
+	own := t.ownChildren()
+	return len(own) > 0 && !slices.ContainsFunc(own, func(r Row) bool { return !t.table.neverExecuted(r.PID) })
+}
+
+func (t *Tracked) had(r Row) bool {
+	return slices.ContainsFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
+}
+
+// note notes that sig was sent to the process of r.
+func (t *Tracked) note(r Row, sig syscall.Signal) {
+	i := slices.IndexFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
+	switch {
+	case i >= 0:
+		t.ended[i].signal = sig
+	case len(t.ended) == maxListed:
+		t.more++
+	default:
+		m := t.table.member(r)
+		t.ended = append(t.ended, trackedEnd{r, m.Name, sig})
+	}
+}
+
+// Ended lists what got a signal of ours, in the order of the first one, and how many
+// more there were.
+func (t *Tracked) Ended() (list []outcome.Ended, more int) {
+	for _, e := range t.ended {
+		m := Member{PID: e.row.PID, Start: e.row.Start, Name: e.name}
+		list = append(list, outcome.Ended{Process: m.Describe(), LastSignal: int(e.signal)})
+	}
+	return list, t.more
+}
+
+// Members lists the live members of the tree, at most limit.
+func (t *Tracked) Members(limit int) (list []Member) {
+	if t.scan(); t.tracker == nil {
+		return nil
+	}
+	for _, r := range t.tracker.Live() {
+		if len(list) == limit {
+			break
+		}
+		m := t.table.member(r)
+		m.Leader = r.PID == t.leader
+		list = append(list, m)
+	}
+	return list
+}
+
+// Survivors lists what is alive, with the reason as far as it can be told.
+func (t *Tracked) Survivors() (list []outcome.Survivor) {
+	for _, m := range t.Members(maxListed) {
+		list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.table.reason(m)})
+	}
+	if len(list) == 0 && t.leader != 0 && t.partial != nil {
+		list = append(list, outcome.Survivor{
+			Process: outcome.Process{PID: t.leader}, State: "?", Reason: "the process table cannot be read: " + t.partial.Error(),
+		})
+	}
+	return list
+}
+
+// Suspects lists who may be of the tree and cannot be told from a stranger. They are
+// never signalled.
+func (t *Tracked) Suspects() (list []outcome.Process) {
+	rows := t.suspects
+	if t.tracker != nil {
+		rows = t.tracker.Suspects()
+	}
+	for _, r := range rows {
+		if len(list) == maxListed {
+			break
+		}
+		m := t.table.member(r)
+		list = append(list, m.Describe())
+	}
+	return list
+}
+
+// Proof is how it is known that nothing is left, after an Event that says so.
+func (t *Tracked) Proof() outcome.Proof { return outcome.Scans }
+
+// Holds reports whether a live member has one of the files open.
+func (t *Tracked) Holds(files []FileID) bool {
+	if len(files) == 0 {
+		return false
+	}
+	for _, m := range t.Members(maxListed) {
+		if t.table.holds(m.PID, files) {
+			return true
+		}
+	}
+	return false
+}
+
+// Leader is the leader's pid, 0 if there is none or it was reaped.
+func (t *Tracked) Leader() int {
+	if t.exited {
+		return 0
+	}
+	return t.leader
+}
+
+// Usage is what the leader has used, and those of its children that it awaited.
+func (t *Tracked) Usage() outcome.Usage { return t.usage }
+
+// ForkingThread is the thread that leaders inherit from; 0 where each does from the
+// whole process.
+func (t *Tracked) ForkingThread() int { return t.forkingTID }
+
+// MakeGroup, CloseGroup and GroupLeft are for who has cgroups.
+func (t *Tracked) MakeGroup() bool              { return true }
+func (t *Tracked) CloseGroup()                  {}
+func (t *Tracked) GroupLeft(time.Duration) bool { return false }
