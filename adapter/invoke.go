@@ -404,7 +404,11 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 			// The deadline that it keeps came first, whether it said so or not.
 			f.StopCause = outcome.CauseTimeout
 		}
-		v.lose(helper)
+		leader := 0
+		if t.started != nil {
+			leader = t.started.PID
+		}
+		v.lose(helper, leader)
 		f.SupervisorLost = true
 		why.Detail = t.lost
 	}
@@ -545,7 +549,7 @@ func (v *invocation) exitSeen(exit *outcome.Exit) {
 // lose ends a supervisor that is lost. What it held falls to the guard, which
 // ends it and tells when nothing is left. Should the guard be lost too, what
 // carries the invocation's mark is swept for, which proves nothing.
-func (v *invocation) lose(helper *supervisor.Helper) {
+func (v *invocation) lose(helper *supervisor.Helper, leader int) {
 	began := time.Now()
 	helper.Kill()
 	// The guard gets the time that the supervisor has not used.
@@ -569,7 +573,7 @@ func (v *invocation) lose(helper *supervisor.Helper) {
 		}
 		v.writeEnd(&c)
 	} else {
-		c.Ended, c.Suspects = helper.Sweep(v.mark(), v.began, time.Now().Add(loseLimit))
+		c.Ended, c.Suspects = helper.Sweep(v.mark(), leader, v.began, time.Now().Add(loseLimit))
 		c.TempDirs = removeTempDir(v.temp)
 		v.writeEnd(&c)
 	}

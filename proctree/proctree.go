@@ -2,14 +2,12 @@
 // that descends from it, and ends that tree. It knows processes and nothing
 // about commands, callers or output.
 //
-// It is meant for a process that does nothing else: on Linux it makes the
-// calling process a child subreaper and treats every child that the process
-// has as a member of the tree. A program that has children of its own must not
-// use it; it starts the supervisor (package curfew/internal/supervisor), which
+// It is meant for a process that does nothing else. On Linux that becomes a child
+// subreaper and treats every child that it has as a member of the tree (Tree); where
+// the kernel does not give us what is orphaned, on macOS, the tree is found by scans
+// of the process table (Tracked, Tracker). A program that has children of its own must
+// not use it; it starts the supervisor (package curfew/internal/supervisor), which
 // does.
-//
-// The exported functions and the contract of the platform files stand here;
-// proctree_linux.go and proctree_darwin.go meet it.
 package proctree
 
 import (
@@ -83,11 +81,6 @@ type Member struct {
 
 // FileID names an open file.
 type FileID struct{ Dev, Ino uint64 }
-
-// Describe is m in the words of an outcome.
-func (m Member) Describe() outcome.Process {
-	return outcome.Process{PID: m.PID, Start: startedAt(m.Start), Name: m.Name}
-}
 
 // String is for messages to people.
 func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }

@@ -289,6 +289,13 @@ func becomeForking() (tid int) {
 	return unix.Gettid()
 }
 
+// Pause lets d pass, or less, without the help of the Go runtime, which may be unable
+// to start a thread.
+func Pause(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&ts, nil)
+}
+
 // third is the third thread, where there are wards.
 func (t *Tree) third() {
 	runtime.LockOSThread()

@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"encoding/binary"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -64,10 +65,11 @@ type told struct {
 
 // newProcessTable reads the table for a tree with that mark.
 func newProcessTable(m marking) *processTable {
-	p := &processTable{marking: m, known: map[int]told{}, next: map[int]told{}}
-	p.able = probe()
-	return p
+	return &processTable{marking: m, able: abilities(), known: map[int]told{}, next: map[int]told{}}
 }
+
+// abilities are probed once.
+var abilities = sync.OnceValue(probe)
 
 // probe tries each call on this process.
 func probe() (a Abilities) {

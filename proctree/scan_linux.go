@@ -3,7 +3,6 @@ package proctree
 import (
 	"errors"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -140,10 +139,3 @@ const (
 	waitAll = unix.WALL
 	rssUnit = 1 << 10
 )
-
-// pause lets d pass, or less, without the help of the Go runtime, which may be
-// unable to start a thread.
-func pause(d time.Duration) {
-	ts := unix.NsecToTimespec(int64(d))
-	_ = unix.Nanosleep(&ts, nil)
-}

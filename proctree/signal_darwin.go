@@ -27,3 +27,17 @@ func signalVersion(pid int, version uint32, sig syscall.Signal) error {
 	_, err := procInfo(callSignalToken, 0, int(sig), 0, token[:])
 	return err
 }
+
+// signalUnreaped sends sig to pid, a child that is not reaped.
+func signalUnreaped(pid int, sig syscall.Signal) error {
+	if pid <= 1 || sig <= 0 {
+		panic("proctree: signal to a pid that is no single process, or no signal")
+	}
+	return syscall.Kill(pid, sig)
+}
+
+// Kill sends it SIGKILL, and nobody else. syscall.ESRCH says that it is gone.
+func (i Identity) Kill() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGKILL) }
+
+// Resume sends it SIGCONT in the same way.
+func (i Identity) Resume() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGCONT) }

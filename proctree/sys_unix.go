@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/outcome"
 )
 
 // OpenFile opens a file close-on-exec, however often a signal interrupts that.
@@ -68,7 +69,7 @@ func execute(spec *Spec, attr *syscall.ProcAttr, canceled *atomic.Bool, again fu
 			return 0, &StartError{Op: "exec", Err: err, Killed: true}
 		case again():
 		case err == syscall.ETXTBSY && time.Since(began) < busyFor:
-			pause(wait)
+			Pause(wait)
 		default:
 			return 0, &StartError{Op: "exec", Err: err}
 		}
@@ -87,4 +88,9 @@ func forkExec(spec *Spec, attr *syscall.ProcAttr) (int, error) {
 		return 0, errno
 	}
 	return syscall.ForkExec(spec.Path, spec.Argv, attr)
+}
+
+// Describe is m in the words of an outcome.
+func (m Member) Describe() outcome.Process {
+	return outcome.Process{PID: m.PID, Start: startedAt(m.Start), Name: m.Name}
 }

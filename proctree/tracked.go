@@ -287,7 +287,7 @@ func (t *Tracked) scan() {
 	rows = slices.DeleteFunc(rows, func(r Row) bool { return r.PID == self })
 	t.tracker.Scan(rows, t.table.Mark)
 	if t.partial = err; err != nil {
-		t.tracker.clean = 0
+		t.tracker.Partial()
 	}
 	t.watch.add(t.tracker.members)
 }
@@ -408,7 +408,7 @@ func (t *Tracked) Strike(bool) (more int) {
 		}
 	}
 	if more > 0 {
-		pause(betweenStrikes)
+		Pause(betweenStrikes)
 	}
 	return more
 }
@@ -564,7 +564,11 @@ func (t *Tracked) Usage() outcome.Usage { return t.usage }
 // whole process.
 func (t *Tracked) ForkingThread() int { return t.forkingTID }
 
-// MakeGroup, CloseGroup and GroupLeft are for who has cgroups.
-func (t *Tracked) MakeGroup() bool              { return true }
-func (t *Tracked) CloseGroup()                  {}
+// MakeGroup does nothing: there are no cgroups.
+func (t *Tracked) MakeGroup() bool { return true }
+
+// CloseGroup does nothing.
+func (t *Tracked) CloseGroup() {}
+
+// GroupLeft is false.
 func (t *Tracked) GroupLeft(time.Duration) bool { return false }

@@ -62,8 +62,10 @@ const (
 // Tracker knows which processes of the scans are members of one tree. It is for
 // one goroutine. Use NewTracker.
 type Tracker struct {
-	root  Row
-	known map[identity]*entry
+	root Row
+	// orphaned: nobody keeps the root unreaped, so that it can be gone.
+	orphaned bool
+	known    map[identity]*entry
 	// What members have had, also those that are gone, and the scan that saw it
 	// last.
 	ids      map[identity]int
@@ -143,6 +145,17 @@ func NewTracker(root Row) *Tracker {
 	return t
 }
 
+// newOrphanTracker tracks what somebody has left who kept hold of a tree and is lost
+// himself: whoever is in the session that its leader had made, 0 if that is not known,
+// or carries the mark, and what descends from those, if it was started at or after
+// earliest.
+func newOrphanTracker(leader int, coalition, earliest uint64) *Tracker {
+	return &Tracker{
+		root: Row{PID: leader, Session: leader, Coalition: coalition, Start: earliest}, orphaned: true,
+		known: map[identity]*entry{}, ids: map[identity]int{}, versions: map[uint32]int{},
+	}
+}
+
 // Scan takes a scan of the whole table and finds who has become a member. The mark
 // of a process is asked for only where nothing else tells whose it is. The time
 // that it takes grows with the number of rows.
@@ -150,7 +163,7 @@ func NewTracker(root Row) *Tracker {
 // The root is in every scan of the whole table, being unreaped. One without it is of
 // something else, and not taken: nobody is gone for not being in that.
 func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
-	if !slices.ContainsFunc(rows, func(r Row) bool { return r.identity() == t.root.identity() }) {
+	if !t.orphaned && !slices.ContainsFunc(rows, func(r Row) bool { return r.identity() == t.root.identity() }) {
 		t.clean, t.calm = 0, 0
 		return
 	}
@@ -167,7 +180,7 @@ func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
 			if e.seen == t.scan {
 				t.queue = append(t.queue, e)
 			}
-		case ours, again, t.bornOurs(e):
+		case ours, again, t.bornOurs(e), t.orphaned && e.Session != 0 && e.Session == t.root.PID:
 			t.adopt(e)
 		}
 	}
@@ -183,6 +196,9 @@ func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
 	t.list()
 	t.prune()
 }
+
+// Partial says that the last scan was not whole: nobody is gone for not being in it.
+func (t *Tracker) Partial() { t.clean, t.calm = 0, 0 }
 
 // look notes what the rows say. Where there are no IDs the parent is who has its
 // pid in the same scan.
@@ -232,7 +248,7 @@ func (t *Tracker) at(pid int) *Row {
 
 // younger reports whether r can descend from the root at all.
 func (t *Tracker) younger(r *Row) bool {
-	if r.ID != 0 {
+	if r.ID != 0 && !t.orphaned {
 		return r.ID >= t.root.ID
 	}
 	return r.Start >= t.root.Start
@@ -487,8 +503,8 @@ const betweenScans = 2 * time.Millisecond
 func (t *Tracker) End(table Table, until time.Time) (empty bool) {
 	for {
 		rows, err := table.Rows()
-		if err == nil {
-			t.Scan(rows, table.Mark)
+		if t.Scan(rows, table.Mark); err != nil {
+			t.Partial()
 		}
 		if t.Empty() {
 			return true
@@ -496,9 +512,7 @@ func (t *Tracker) End(table Table, until time.Time) (empty bool) {
 		if !time.Now().Before(until) {
 			return false
 		}
-		if err == nil {
-			t.Hunt(table.Signal)
-		}
+		t.Hunt(table.Signal)
 		time.Sleep(betweenScans)
 	}
 }

@@ -549,6 +549,60 @@ func TestTrackerMissesSomebody(t *testing.T) {
 	}
 }
 
+// What a lost supervisor has left is found by the leader's session, by the mark, and
+// by descent from those, and nobody else is touched.
+func TestOrphanTracker(t *testing.T) {
+	const first, leader = 1, 50
+	row := func(pid, parent, session int) Row {
+		return Row{PID: pid, Parent: parent, Orphan: parent == first, Start: uint64(pid), ID: uint64(pid), ParentID: uint64(parent), Session: session, Coalition: 7}
+	}
+	table := map[int]Row{
+		first:  {PID: first, ID: 1, Session: 1},
+		10:     row(10, first, 10),                                                                                // older than the tree, and an orphan
+		40:     row(40, 10, 10),                                                                                   // the caller
+		leader: row(leader, first, 50),                                                                            // it hides its environment
+		51:     row(51, leader, 51),                                                                               // so does its child, in a session of its own
+		52:     row(52, first, 52),                                                                                // a daemon with the mark
+		53:     row(53, 52, 53),                                                                                   // and its child without
+		54:     row(54, first, leader),                                                                            // an orphan in the leader's session
+		55:     row(55, first, 55),                                                                                // an orphan of which nothing is known
+		56:     row(56, first, 56),                                                                                // one of another tree
+		57:     row(57, 10, 57),                                                                                   // a stranger's child
+		58:     {PID: 58, Parent: first, Orphan: true, Start: 58, ID: 58, ParentID: 1, Session: 58, Coalition: 8}, // one of another coalition
+	}
+	marks := map[int]Mark{52: MarkOurs, 56: MarkAnother}
+	var struck []int
+	tracker := newOrphanTracker(leader, 7, 45)
+	for range 12 {
+		var rows []Row
+		for _, r := range table {
+			rows = append(rows, r)
+		}
+		tracker.Scan(rows, func(r *Row) Mark { return marks[r.PID] })
+		if tracker.Empty() {
+			break
+		}
+		tracker.Hunt(func(r *Row, sig syscall.Signal) error {
+			switch now := table[r.PID]; sig {
+			case syscall.SIGSTOP:
+				now.Suspended = true
+				table[r.PID] = now
+			case syscall.SIGKILL:
+				delete(table, r.PID)
+				struck = append(struck, r.PID)
+			}
+			return nil
+		})
+	}
+	slices.Sort(struck)
+	if want := []int{leader, 51, 52, 53, 54}; !slices.Equal(struck, want) || !tracker.Empty() {
+		t.Errorf("ended %v, want %v; empty %v", struck, want, tracker.Empty())
+	}
+	if s := tracker.Suspects(); len(s) != 1 || s[0].PID != 55 {
+		t.Errorf("suspects %+v, want 55", s)
+	}
+}
+
 // BenchmarkTracker is one scan of a table in which all are younger than the root,
 // which is the worst: one in ten is a member.
 func BenchmarkTracker(b *testing.B) {

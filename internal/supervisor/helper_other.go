@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux && !darwin
 
 package supervisor
 
@@ -13,10 +13,10 @@ import (
 	"curfew/outcome"
 )
 
-// There is no supervisor for this system yet. Everything that would start one
+// There is no supervisor for this system. Everything that would start one
 // says so, which makes every invocation a not_started.
 
-var errSystem = fmt.Errorf("supervisor: %s is not supported yet, only Linux is: %w", runtime.GOOS, errors.ErrUnsupported)
+var errSystem = fmt.Errorf("supervisor: %s is not supported, only Linux and macOS are: %w", runtime.GOOS, errors.ErrUnsupported)
 
 // Helper is the caller's end of one helper process.
 type Helper struct{}
@@ -28,7 +28,7 @@ func (h *Helper) Stop(StopRequest) error                     { return errSystem 
 func (h *Helper) Signal(id string, sig syscall.Signal) error { return errSystem }
 func (h *Helper) Kill()                                      {}
 
-func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return nil, nil
 }
 

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package supervisor
 
 import (
@@ -21,6 +23,7 @@ import (
 type errands struct {
 	open bool
 	fd   int // readable when one is done; valid if open
+	tell int // what to write to for that
 	all  []*errand
 }
 
@@ -41,14 +44,14 @@ const errandPatience = time.Minute
 // when the limit is over.
 func (e *errands) run(limit time.Duration, do func() error, then func(error)) {
 	if !e.open {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		fd, tell, err := notifier()
 		if err != nil {
-			then(fmt.Errorf("eventfd: %w", err))
+			then(err)
 			return
 		}
-		e.fd, e.open = fd, true
+		e.fd, e.tell, e.open = fd, tell, true
 	}
-	fd, one := e.fd, &errand{limit: time.Now().Add(limit), done: make(chan error, 1), then: then}
+	fd, one := e.tell, &errand{limit: time.Now().Add(limit), done: make(chan error, 1), then: then}
 	e.all = append(e.all, one)
 	go func() {
 		one.done <- do()

@@ -1,10 +1,12 @@
+//go:build linux || darwin
+
 package supervisor
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime/debug"
+	"sync"
 	"syscall"
 	"time"
 
@@ -96,7 +98,7 @@ type run struct {
 
 func serve() {
 	settle()
-	s := &server{control: controlFD, caller: callerFD, remove: (*TempDir).removal}
+	s := &server{control: controlFD, caller: watchCaller(), remove: (*TempDir).removal}
 	dir, err := holdState()
 	if err != nil {
 		s.send(failed(err))
@@ -110,28 +112,13 @@ func serve() {
 	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		s.null = -1
 	}
-	s.state, err = readState(unix.Gettid())
+	s.state, err = readState(ownThread())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
 	s.tree.MakeGroup()
 	for s.step() {
 	}
 	s.tree.CloseGroup()
-}
-
-// TrackerVariable, if it is set and not empty, has trees held by scans of the process
-// table, as they are where there is no subreaper. Nobody has a guard then.
-const TrackerVariable = "CURFEW_TRACKER"
-
-// tracking reports whether trees are held by scans.
-func tracking() bool { return os.Getenv(TrackerVariable) != "" }
-
-func openTree() (tree, error) {
-	if tracking() {
-		debug.SetGCPercent(100) // scans leave much behind
-		return proctree.OpenTracked()
-	}
-	return proctree.Open()
 }
 
 // hello is a helper's first word. With it goes a pidfd of the helper, by which
@@ -195,14 +182,9 @@ func isNull(fd int) bool {
 // comes.
 func wait(fds []unix.PollFd, until time.Time) {
 	for {
-		var ts *unix.Timespec
-		if !until.IsZero() {
-			t := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
-			ts = &t
-		}
 		err := error(fault.At(fault.Poll))
 		if err == syscall.Errno(0) {
-			_, err = unix.Ppoll(fds, ts, nil)
+			err = poll(fds, until)
 		}
 		switch err {
 		case nil:
@@ -215,8 +197,7 @@ func wait(fds []unix.PollFd, until time.Time) {
 		for i := range fds {
 			fds[i].Revents = unix.POLLERR
 		}
-		pause := unix.NsecToTimespec(int64(10 * time.Millisecond))
-		_ = unix.Nanosleep(&pause, nil)
+		proctree.Pause(10 * time.Millisecond)
 		return
 	}
 }
@@ -302,30 +283,29 @@ func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []b
 // not come through.
 func receive(fd int, buf, oob []byte) (n int, files []int, cut bool, err error) {
 	for {
-		var oobn, flags int
 		if errno := fault.At(fault.Recvmsg); errno != 0 {
 			err = errno
 		} else {
-			n, oobn, flags, _, err = unix.Recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+			n, files, cut, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
 		}
-		if err == unix.EINTR {
-			continue
+		if err != unix.EINTR {
+			return n, files, cut, err
 		}
-		cut = flags&unix.MSG_CTRUNC != 0
-		if err != nil || oobn == 0 {
-			return n, nil, cut, err
-		}
-		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
-		if err != nil {
-			return n, nil, cut, err
-		}
-		for i := range msgs {
-			if fds, err := unix.ParseUnixRights(&msgs[i]); err == nil {
-				files = append(files, fds...)
-			}
-		}
-		return n, files, cut, nil
 	}
+}
+
+// rights are the descriptors that came with a message.
+func rights(oob []byte) (files []int, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	for i := range msgs {
+		if fds, err := unix.ParseUnixRights(&msgs[i]); err == nil {
+			files = append(files, fds...)
+		}
+	}
+	return files, err
 }
 
 func closeAll(fds []int) {
@@ -419,11 +399,20 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 // every daemon has open.
 func appendFileID(list []proctree.FileID, fd int) []proctree.FileID {
 	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3) {
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR && uint64(st.Rdev) == nullDevice() {
 		return list
 	}
 	return append(list, proctree.FileID{Dev: uint64(st.Dev), Ino: st.Ino})
 }
+
+// nullDevice is the number of /dev/null.
+var nullDevice = sync.OnceValue(func() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/dev/null", &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0
+	}
+	return uint64(st.Rdev)
+})
 
 // closeFiles closes what came with the request. The leader has its own by then.
 func (r *run) closeFiles(null int) {
@@ -820,7 +809,7 @@ func sendmsg(fd int, b, oob []byte) (int, error) {
 	if errno := fault.At(fault.Sendmsg); errno != 0 {
 		return 0, errno
 	}
-	return unix.SendmsgN(fd, b[:fault.Size(fault.Sendmsg, len(b))], oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	return unix.SendmsgN(fd, b[:fault.Size(fault.Sendmsg, len(b))], oob, nil, sendFlags)
 }
 
 // sendOn sends a message with descriptors over a socket, within a limit.

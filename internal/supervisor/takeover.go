@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package supervisor
 
 import (
@@ -5,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -66,20 +67,6 @@ func refuse(why string) {
 	syscall.Exit(exitRefused)
 }
 
-// processName is argv[0] as the kernel has it: os.Args can have been changed by
-// an init function that ran before.
-func processName() string {
-	var buf [64]byte
-	b, err := readSmallPart("/proc/self/cmdline", buf[:])
-	if err != nil || len(b) == 0 {
-		if len(os.Args) == 0 {
-			return ""
-		}
-		return os.Args[0]
-	}
-	return firstArgument(b)
-}
-
 // firstArgument takes argv[0] from what /proc/PID/cmdline begins with.
 func firstArgument(b []byte) string {
 	name, _, _ := bytes.Cut(b, []byte{0})
@@ -89,33 +76,6 @@ func firstArgument(b []byte) string {
 func isSocket(fd int) bool {
 	var st unix.Stat_t
 	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
-}
-
-// checkDoor says why this process must not serve the other end of its socket:
-// it has privileges that the other end may not have.
-func checkDoor() string {
-	const atSecure = 23
-	auxv, err := unix.Auxv()
-	if err != nil {
-		return "the auxiliary vector cannot be read: " + err.Error()
-	}
-	secure := true
-	for _, e := range auxv {
-		if e[0] == atSecure {
-			secure = e[1] != 0
-		}
-	}
-	if secure {
-		return "the executable gives privileges (setuid, setgid or file capabilities)"
-	}
-	cred, err := unix.GetsockoptUcred(controlFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return "the peer's credentials cannot be read: " + err.Error()
-	}
-	if int(cred.Uid) != unix.Getuid() || int(cred.Uid) != unix.Geteuid() {
-		return "the peer has another uid"
-	}
-	return ""
 }
 
 // spareThreads is how many idle threads a helper has ready: the Go runtime
@@ -167,26 +127,14 @@ func closeOthers() {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 		return err == nil && flags&unix.FD_CLOEXEC == 0
 	}
-	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		const likely = 4096 // without /proc there is no list
+	if !eachOpen(func(fd int) {
+		if fd > callerFD && inherited(fd) {
+			unix.Close(fd)
+		}
+	}) {
+		const likely = 4096 // without a list
 		for fd := callerFD + 1; fd < likely; fd++ {
 			if inherited(fd) {
-				unix.Close(fd)
-			}
-		}
-		return
-	}
-	defer unix.Close(dir)
-	var buf [4096]byte
-	for {
-		n, err := unix.Getdents(dir, buf[:])
-		if err != nil || n <= 0 {
-			return
-		}
-		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
-		for _, name := range names {
-			if fd, err := strconv.Atoi(name); err == nil && fd > callerFD && inherited(fd) {
 				unix.Close(fd)
 			}
 		}

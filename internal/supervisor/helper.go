@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package supervisor
 
 import (
@@ -6,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -14,12 +15,10 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
-	"curfew/outcome"
 	"curfew/proctree"
 )
 
@@ -36,6 +35,7 @@ type Helper struct {
 
 	end   sync.Mutex // of pidfd: a guard is used by the goroutines of all its supervisors
 	pidfd int        // -1 where the kernel has none, and when it has ended
+	exact identity   // where it has none
 
 	child int    // its pid as our child that is not reaped; 0: the guard's, or reaped
 	clean bool   // it was our child, and has ended by itself
@@ -90,15 +90,7 @@ var self = sync.OnceValues(func() (string, error) {
 			}
 		}
 	}
-	// The link works for an executable that was deleted or replaced too.
-	path := "/proc/self/exe"
-	if _, err := os.Stat(path); err != nil {
-		// Without /proc the name that we were started by is all there is.
-		if path, err = filepath.Abs(os.Args[0]); err != nil || !strings.Contains(os.Args[0], "/") {
-			return "", fmt.Errorf("%w: without /proc our executable is not to be found by %q; start it by its path, or set Options.Supervisor to an installed curfew", errRefused, os.Args[0])
-		}
-	}
-	return path, nil
+	return ownExecutable()
 })
 
 // spawn starts a supervisor without a guard, as our child. The calling goroutine
@@ -135,14 +127,14 @@ func start(name, exe string, journal []string) (*Helper, error) {
 			Dir:   "/",
 			Env:   append(environment(), journal...),
 			Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
-			Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
+			Sys:   helperAttr(h),
 		})
 	}
 	if err != nil {
 		_ = h.conn.Close()
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
-	h.pid = h.child
+	h.pid, h.exact = h.child, identify(h.child)
 	return h, nil
 }
 
@@ -150,7 +142,7 @@ func socketpair() ([2]int, error) {
 	if errno := fault.At(fault.Socketpair); errno != 0 {
 		return [2]int{-1, -1}, errno
 	}
-	return unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	return newSocketpair()
 }
 
 func newHelper(exe string, socket int) *Helper {
@@ -163,7 +155,7 @@ func nullDescriptor() int {
 	fd, err := proctree.OpenFile("/dev/null", unix.O_RDWR)
 	if err != nil {
 		// A root directory without /dev.
-		fd, _ = unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
+		fd, _ = proctree.OpenFile("/", anyDir)
 	}
 	return fd
 }
@@ -175,13 +167,6 @@ func callerDescriptor() int {
 		return nullDescriptor()
 	}
 	return fd
-}
-
-func ownPidfd() (int, error) {
-	if errno := fault.At(fault.PidfdOpen); errno != 0 {
-		return -1, errno
-	}
-	return unix.PidfdOpen(unix.Getpid(), 0)
 }
 
 // greet waits for the helper's first message.
@@ -446,12 +431,6 @@ func (h *Helper) PID() int { return h.pid }
 // Cgroup returns the content of its /proc/PID/cgroup, when it was started.
 func (h *Helper) Cgroup() string { return h.cgroup }
 
-// Kill ends the helper itself. It is for one that does not answer: what it held
-// is no longer held.
-func (h *Helper) Kill() {
-	_ = h.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
-}
-
 // withPidfd does something with the pidfd, which stays open meanwhile.
 func (h *Helper) withPidfd(do func(pidfd int) error) error {
 	h.end.Lock()
@@ -485,76 +464,6 @@ func (h *Helper) Close(limit time.Duration) bool {
 	return true
 }
 
-// ended reports whether the helper has ended, and reaps it if it is our child. A
-// caller that reaps every child itself, or ignores SIGCHLD, has done that
-// already.
-func (h *Helper) ended() bool {
-	h.end.Lock()
-	defer h.end.Unlock()
-	if h.guard != nil {
-		if h.pidfd < 0 {
-			return true // not to be known; it ends with its socket
-		}
-		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
-		n, _ := unix.Poll(fds[:], 0)
-		return n > 0
-	}
-	for h.child != 0 {
-		if h.pidfd >= 0 {
-			// Exact, where the caller reaps every child itself and the number
-			// is another child's by now.
-			var info unix.Siginfo
-			switch err := unix.Waitid(unix.P_PIDFD, h.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil); {
-			case err == unix.EINTR:
-				continue
-			case err == nil && info.Signo == 0:
-				return false
-			case err != unix.EINVAL: // which Linux 5.3 answers
-				h.child, h.clean = 0, err == nil && endedWithZero(&info)
-				return true
-			}
-		}
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
-		switch {
-		case err == unix.EINTR:
-		case pid == h.child || err != nil:
-			h.clean = err == nil && status == 0
-			h.child = 0 // never asked for again: the number is free now
-		default:
-			return false
-		}
-	}
-	return true
-}
-
-// endedWithZero reads what waitid has said: exit code 0, and no signal. The
-// kernel's siginfo_t has pid, uid and status after three ints, on a 64-bit system
-// with four bytes between.
-func endedWithZero(info *unix.Siginfo) bool {
-	const cldExited = 1
-	after := unsafe.Offsetof(info.Code) + 4
-	if unsafe.Sizeof(uintptr(0)) == 8 {
-		after += 4
-	}
-	status := *(*int32)(unsafe.Add(unsafe.Pointer(info), after+8))
-	return info.Code == cldExited && status == 0
-}
-
-// Sweep ends what carries the mark of an invocation whose helper is lost, and
-// the helper's guard with it. See proctree.Sweep.
-func (h *Helper) Sweep(mark string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	h.awaitEnd(until)
-	if h.guard != nil {
-		h.guard.Kill()
-		h.guard.awaitEnd(until)
-	}
-	if h.pid != 0 {
-		proctree.EndGroup(h.pid, until)
-	}
-	return proctree.Sweep(mark, h.cgroup, h.pid, since, until)
-}
-
 // Gone waits until nothing is left of what a helper has held that was let go of
 // with survivors, at most until the given time, and reports whether that is
 // known: the helper ends when its tree is empty, and its guard knows it for sure.
@@ -577,29 +486,6 @@ func (h *Helper) isClean() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
 	return h.clean
-}
-
-// Sweep ends what carries the mark of an invocation whose caller and helpers are
-// all lost; holder was its supervisor. See proctree.Sweep.
-func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(mark, cgroup, holder, since, until)
-}
-
-// awaitEnd waits until the helper is dead and its children are somebody else's,
-// and does not reap it. False where that cannot be waited for.
-func (h *Helper) awaitEnd(until time.Time) bool {
-	// The wait is for a descriptor of its own: Close can close the other.
-	fd := -1
-	_ = h.withPidfd(func(pidfd int) (err error) {
-		fd, err = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
-	if fd < 0 {
-		return false
-	}
-	defer unix.Close(fd)
-	wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, until)
-	return true
 }
 
 // Check reports whether helpers can be started from the executable at path, as

@@ -1,0 +1,128 @@
+//go:build linux || darwin
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/proctree"
+)
+
+// Guard is the caller's end of a guard.
+type Guard struct {
+	*Helper        // for its socket, its state and its end
+	helpers   int  // how many of its supervisors the Pool has given out or keeps
+	dismissed bool // it is to start no more of them
+}
+
+// spawnGuard starts a guard. The calling goroutine must be locked to its thread:
+// the guard, its supervisors and their CLIs inherit from it.
+func spawnGuard(exe string, journal []string) (*Guard, error) {
+	h, err := start(guardName, exe, journal)
+	if err != nil {
+		return nil, err
+	}
+	return &Guard{Helper: h}, nil
+}
+
+// spawn has the guard start a supervisor. The supervisor has to be greeted.
+func (g *Guard) spawn() (*Helper, error) {
+	pair, err := socketpair()
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	defer unix.Close(pair[1])
+	caller := callerDescriptor()
+	defer unix.Close(caller)
+	h := newHelper(g.exe, pair[0])
+	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
+	if err := g.tellWith(&message{Spawn: &struct{}{}}, []int{pair[1], caller}); err != nil {
+		_ = h.conn.Close()
+		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
+	}
+	return h, nil
+}
+
+// Watch has the guard know what there is to do for the invocation that h is about
+// to take, should h die. A guard that cannot be told is lost: then the caller has
+// to see to it, or who recovers its journal.
+func (h *Helper) Watch(d Duties) {
+	if h.guard != nil {
+		_ = h.guard.tell(&message{Watch: &Watch{PID: h.pid, Duties: d}})
+	}
+}
+
+// lookEvery is how often the guard looks after its supervisors when the caller
+// is gone, and suspendedFor is how many looks in a row one may be found
+// suspended: nobody else would notice that it cannot end its tree.
+const (
+	lookEvery    = 100 * time.Millisecond
+	suspendedFor = 10
+)
+
+// errGuardLost means that the guard cannot answer for its supervisor.
+var errGuardLost = errors.New("supervisor: the guard is lost too")
+
+// Swept waits until nothing is left of what the helper, which is lost, had held,
+// as its guard knows it, at most until the given time.
+func (h *Helper) Swept(until time.Time) (*Swept, error) {
+	if h.guard == nil || h.pid == 0 {
+		return nil, errGuardLost
+	}
+	pair, err := socketpair()
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	answer := newHelper(h.exe, pair[0])
+	defer answer.Close(0) // with what came with the answer
+	err = h.guard.tellWith(&message{Lost: &lostMessage{PID: h.pid}}, []int{pair[1]})
+	unix.Close(pair[1])
+	if err != nil {
+		return nil, errGuardLost
+	}
+	var m *message
+	err = h.guard.awake(until, func(look time.Time) error {
+		answer.Interrupt(look)
+		m, _, err = answer.read()
+		return err
+	})
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, err
+	case err != nil || m.Swept == nil:
+		return nil, errGuardLost
+	}
+	return m.Swept, nil
+}
+
+// awake waits for what the guard does, by calling read with a time limit again
+// and again until that is not its error or until has come. In between it looks
+// whether somebody has suspended the guard, and resumes it: nobody else would,
+// and its supervisors' trees fall to it. A guard that does not stay awake is
+// lost.
+func (g *Guard) awake(until time.Time, read func(look time.Time) error) error {
+	for asleep := 0; ; {
+		look := time.Now().Add(lookEvery)
+		if look.After(until) {
+			look = until
+		}
+		err := read(look)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(until) {
+			return err
+		}
+		if g.pid != 0 && proctree.Suspended(g.pid) {
+			if asleep++; asleep > suspendedFor/2 || g.resume() != nil {
+				return errGuardLost
+			}
+		}
+	}
+}
+
+// alive reports whether the guard can be asked. It says nothing unasked: what can
+// be read is its end.
+func (g *Guard) alive() bool { return !g.Pending() }

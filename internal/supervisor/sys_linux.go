@@ -1,0 +1,276 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
+	"curfew/outcome"
+	"curfew/proctree"
+)
+
+// What the helpers and their caller need of Linux.
+
+// TrackerVariable names a variable which, if it is not empty, has trees held by scans of
+// the process table, as they are where there is no subreaper. Nobody has a guard then.
+const TrackerVariable = "CURFEW_TRACKER"
+
+// tracking reports whether trees are held by scans.
+func tracking() bool { return os.Getenv(TrackerVariable) != "" }
+
+func openTree() (tree, error) {
+	if tracking() {
+		debug.SetGCPercent(100) // scans leave much behind
+		return proctree.OpenTracked()
+	}
+	return proctree.Open()
+}
+
+const (
+	sendFlags = unix.MSG_NOSIGNAL | unix.MSG_DONTWAIT
+	anyDir    = unix.O_PATH
+)
+
+func ownThread() int { return unix.Gettid() }
+
+// watchCaller returns what is readable when the caller is gone: it has sent that.
+func watchCaller() int { return callerFD }
+
+// poll waits until something is ready or the time has come; the zero time never
+// comes.
+func poll(fds []unix.PollFd, until time.Time) error {
+	var ts *unix.Timespec
+	if !until.IsZero() {
+		t := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
+		ts = &t
+	}
+	_, err := unix.Ppoll(fds, ts, nil)
+	return err
+}
+
+// recvmsg reads bytes and descriptors, which are close-on-exec, without blocking.
+func recvmsg(fd int, b, oob []byte) (n int, files []int, cut bool, err error) {
+	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err == nil {
+		files, err = rights(oob[:oobn])
+	}
+	return n, files, flags&unix.MSG_CTRUNC != 0, err
+}
+
+func newSocketpair() ([2]int, error) {
+	return unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+}
+
+// notifier returns a descriptor that becomes readable when eight bytes are written
+// to the other one, which is the same.
+func notifier() (fd, tell int, err error) {
+	fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return -1, -1, fmt.Errorf("eventfd: %w", err)
+	}
+	return fd, fd, nil
+}
+
+// helperAttr is how a helper is started; its pidfd goes to h.
+func helperAttr(h *Helper) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd}
+}
+
+// identity is not needed where there are pidfds.
+type identity struct{}
+
+func identify(int) identity { return identity{} }
+
+// ownExecutable is what to start helpers from.
+func ownExecutable() (string, error) {
+	// The link works for an executable that was deleted or replaced too.
+	path := "/proc/self/exe"
+	if _, err := os.Stat(path); err != nil {
+		// Without /proc the name that we were started by is all there is.
+		if path, err = filepath.Abs(os.Args[0]); err != nil || !strings.Contains(os.Args[0], "/") {
+			return "", fmt.Errorf("%w: without /proc our executable is not to be found by %q; start it by its path, or set Options.Supervisor to an installed curfew", errRefused, os.Args[0])
+		}
+	}
+	return path, nil
+}
+
+func ownPidfd() (int, error) {
+	if errno := fault.At(fault.PidfdOpen); errno != 0 {
+		return -1, errno
+	}
+	return unix.PidfdOpen(unix.Getpid(), 0)
+}
+
+// Kill ends the helper itself. It is for one that does not answer: what it held
+// is no longer held.
+func (h *Helper) Kill() {
+	_ = h.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
+}
+
+// resume has a helper go on that somebody has suspended.
+func (h *Helper) resume() error { return h.withPidfd(proctree.ResumePidfd) }
+
+// ended reports whether the helper has ended, and reaps it if it is our child. A
+// caller that reaps every child itself, or ignores SIGCHLD, has done that
+// already.
+func (h *Helper) ended() bool {
+	h.end.Lock()
+	defer h.end.Unlock()
+	if h.guard != nil {
+		if h.pidfd < 0 {
+			return true // not to be known; it ends with its socket
+		}
+		fds := [1]unix.PollFd{{Fd: int32(h.pidfd), Events: unix.POLLIN}}
+		n, _ := unix.Poll(fds[:], 0)
+		return n > 0
+	}
+	for h.child != 0 {
+		if h.pidfd >= 0 {
+			// Exact, where the caller reaps every child itself and the number
+			// is another child's by now.
+			var info unix.Siginfo
+			switch err := unix.Waitid(unix.P_PIDFD, h.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil); {
+			case err == unix.EINTR:
+				continue
+			case err == nil && info.Signo == 0:
+				return false
+			case err != unix.EINVAL: // which Linux 5.3 answers
+				h.child, h.clean = 0, err == nil && endedWithZero(&info)
+				return true
+			}
+		}
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
+		switch {
+		case err == unix.EINTR:
+		case pid == h.child || err != nil:
+			h.clean = err == nil && status == 0
+			h.child = 0 // never asked for again: the number is free now
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// endedWithZero reads what waitid has said: exit code 0, and no signal. The
+// kernel's siginfo_t has pid, uid and status after three ints, on a 64-bit system
+// with four bytes between.
+func endedWithZero(info *unix.Siginfo) bool {
+	const cldExited = 1
+	after := unsafe.Offsetof(info.Code) + 4
+	if unsafe.Sizeof(uintptr(0)) == 8 {
+		after += 4
+	}
+	status := *(*int32)(unsafe.Add(unsafe.Pointer(info), after+8))
+	return info.Code == cldExited && status == 0
+}
+
+// awaitEnd waits until the helper is dead and its children are somebody else's,
+// and does not reap it. False where that cannot be waited for.
+func (h *Helper) awaitEnd(until time.Time) bool {
+	// The wait is for a descriptor of its own: Close can close the other.
+	fd := -1
+	_ = h.withPidfd(func(pidfd int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(pidfd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if fd < 0 {
+		return false
+	}
+	defer unix.Close(fd)
+	wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, until)
+	return true
+}
+
+// Sweep ends what carries the mark of an invocation whose helper is lost, and
+// the helper's guard with it. See proctree.Sweep.
+func (h *Helper) Sweep(mark string, _ int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	h.awaitEnd(until)
+	if h.guard != nil {
+		h.guard.Kill()
+		h.guard.awaitEnd(until)
+	}
+	if h.pid != 0 {
+		proctree.EndGroup(h.pid, until)
+	}
+	return proctree.Sweep(mark, h.cgroup, h.pid, since, until)
+}
+
+// Sweep ends what carries the mark of an invocation whose caller and helpers are
+// all lost; holder was its supervisor. See proctree.Sweep.
+func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	return proctree.Sweep(mark, cgroup, holder, since, until)
+}
+
+// processName is argv[0] as the kernel has it: os.Args can have been changed by
+// an init function that ran before.
+func processName() string {
+	var buf [64]byte
+	b, err := readSmallPart("/proc/self/cmdline", buf[:])
+	if err != nil || len(b) == 0 {
+		if len(os.Args) == 0 {
+			return ""
+		}
+		return os.Args[0]
+	}
+	return firstArgument(b)
+}
+
+// checkDoor says why this process must not serve the other end of its socket:
+// it has privileges that the other end may not have.
+func checkDoor() string {
+	const atSecure = 23
+	auxv, err := unix.Auxv()
+	if err != nil {
+		return "the auxiliary vector cannot be read: " + err.Error()
+	}
+	secure := true
+	for _, e := range auxv {
+		if e[0] == atSecure {
+			secure = e[1] != 0
+		}
+	}
+	if secure {
+		return "the executable gives privileges (setuid, setgid or file capabilities)"
+	}
+	cred, err := unix.GetsockoptUcred(controlFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return "the peer's credentials cannot be read: " + err.Error()
+	}
+	if int(cred.Uid) != unix.Getuid() || int(cred.Uid) != unix.Geteuid() {
+		return "the peer has another uid"
+	}
+	return ""
+}
+
+// eachOpen calls do with each descriptor that is open. False where there is no list.
+func eachOpen(do func(fd int)) bool {
+	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(dir)
+	var buf [4096]byte
+	for {
+		n, err := unix.Getdents(dir, buf[:])
+		if err != nil || n <= 0 {
+			return true
+		}
+		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
+		for _, name := range names {
+			if fd, err := strconv.Atoi(name); err == nil {
+				do(fd)
+			}
+		}
+	}
+}

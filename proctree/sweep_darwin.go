@@ -1,0 +1,47 @@
+package proctree
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+// Sweep is for when who held a tree is lost. It ends whoever is in the session of the
+// leader, 0 if that is not known, or carries the mark in its environment, and what
+// descends from those, as far as it was started at or after since; until two scans
+// running find none, or the time is over. It is no proof of anything: who has left
+// that session and hides its environment is found by its parent alone.
+//
+// Orphans of the same coalition that nothing else is known of are returned as suspects
+// and not signalled.
+func Sweep(mark, markPrefix string, leader int, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w := &sweepTable{processTable: newProcessTable(marking{prefix: markPrefix, mark: mark})}
+	own, err := w.row(unix.Getpid())
+	if err != nil {
+		return nil, nil
+	}
+	t := newOrphanTracker(leader, own.Coalition, uint64(since.UnixMicro()))
+	t.End(w, until)
+	for _, r := range t.Suspects() {
+		suspects = append(suspects, w.member(r).Describe())
+	}
+	return w.ended, suspects
+}
+
+// sweepTable notes whom it ends.
+type sweepTable struct {
+	*processTable
+	ended []outcome.Ended
+}
+
+func (w *sweepTable) Signal(r *Row, sig syscall.Signal) error {
+	m := w.member(*r)
+	err := w.processTable.Signal(r, sig)
+	if err == nil && sig == syscall.SIGKILL && len(w.ended) < maxListed {
+		w.ended = append(w.ended, outcome.Ended{Process: m.Describe(), LastSignal: int(sig)})
+	}
+	return err
+}
