@@ -33,20 +33,6 @@ func init() {
 	roles["too many sent"] = tooManySentRole
 }
 
-// inRole runs a role in a process of its own and fails with what it says.
-func inRole(t *testing.T, limit time.Duration, role string, args ...string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), roleVar+"="+role)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Logf("%s", out)
-}
-
 // What the CLI inherits through us is what os/exec would have let it inherit,
 // except for its session, its descriptors, and which signals are ignored or
 // blocked.

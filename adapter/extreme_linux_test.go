@@ -687,3 +687,54 @@ func canceledAnytime(t *testing.T, a *Adapter, f fixtures.Fixture, stop StopPoli
 func ignorePolite() {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 }
+
+// What is outside the tree and holds the pipe, writing or not, costs the drain
+// limit and no more; what was written is there.
+func TestStrangerHoldsTheOutput(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A process of the test's own opens the CLI's pipe through /proc.
+	stranger := exec.Command("sh", "-c", `read pid <"$0"; exec >/proc/$pid/fd/1; echo held >"$0.ready"; i=0; while [ $i -lt 1000 ]; do echo noise; sleep 0.02; i=$((i+1)); done`, fifo)
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	}()
+	// In a subshell: a shell that redirects a builtin of its own has the FIFO as
+	// its descriptor 1 for a moment.
+	c := sh("(echo $$ >" + fifo + "); while [ ! -s " + fifo + ".ready ]; do sleep 0.01; done; echo done; exit 6")
+	c.Stop.Drain = 300 * time.Millisecond
+	o, _ := run(t, a, c)
+	if o.Exit == nil || o.Exit.Code != 6 || !o.Output.DrainIncomplete || !bytes.Contains(o.Stdout, []byte("done\n")) || o.Output.Abandoned != 0 {
+		t.Errorf("%+v, %q, %+v", o.Exit, o.Stdout, o.Output)
+	}
+	isEmpty(t, o)
+}
+
+// The timeout is the cause when it was there before the supervisor was lost, which
+// dies in the stop that it began.
+func TestTimeoutBeforeTheSupervisorIsLost(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	c := sh("trap 'kill -KILL $PPID; sleep " + tooLong + "' TERM; sleep " + tooLong + " & wait")
+	c.Stop.Grace = time.Minute
+	var o outcome.Outcome
+	var err error
+	// A machine with much else to do may not get so far in time.
+	for c.Timeout = 250 * time.Millisecond; !o.Cleanup.HelperLost && c.Timeout < 20*time.Second; c.Timeout *= 2 {
+		o, err = run(t, a, c)
+	}
+	if o.Status != outcome.Unknown || o.Cause != outcome.CauseTimeout || !o.Cleanup.HelperLost || o.Cleanup.Proof != outcome.ChildList {
+		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v is no DeadlineExceeded", err)
+	}
+}
