@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -20,9 +21,10 @@ import (
 // is left. Where it cannot, nothing depends on it: the tree is held by being its
 // subreaper.
 //
-// It is named after the process, so that others can find it should the process
-// be lost. A new one is made for each leader: a tree may have changed the limits
-// of the one it was in.
+// It is named after the process and its pid namespace, so that others can find it
+// should the process be lost, and nobody who has the same number in another
+// namespace takes it for his. A new one is made for each leader: a tree may have
+// changed the limits of the one it was in.
 type group struct {
 	base                     int // descriptor of our own cgroup's directory; -1: there is no group to be had
 	name                     string
@@ -33,10 +35,15 @@ type group struct {
 
 var noGroup = group{base: -1, dir: -1, kill: -1, events: -1, procs: -1}
 
-// GroupName is what the cgroup of the process pid is called.
-func GroupName(pid int) string { return groupPrefix + strconv.Itoa(pid) }
+// GroupName is what the cgroup of the process pid, as it is numbered here, is called.
+func GroupName(pid int) string { return groupPrefix() + strconv.Itoa(pid) }
 
-const groupPrefix = "curfew-"
+// groupPrefix begins the names of all such groups of this pid namespace.
+var groupPrefix = sync.OnceValue(func() string {
+	var st unix.Stat_t
+	_ = unix.Stat("/proc/self/ns/pid", &st) // without /proc there are no groups
+	return "curfew-" + strconv.FormatUint(st.Ino, 10) + "-"
+})
 
 // MakeGroup makes the cgroup for the next leader, if that can be done. The one
 // of the leader before must be empty; false if it is not.
@@ -152,7 +159,7 @@ func (t *Tree) openGroups() {
 	defer dir.Close()
 	entries, _ := dir.ReadDir(1 << 12)
 	for _, e := range entries {
-		pid, ours := strings.CutPrefix(e.Name(), groupPrefix)
+		pid, ours := strings.CutPrefix(e.Name(), groupPrefix())
 		if n, err := strconv.Atoi(pid); !ours || err != nil || n == t.self || t.proc.stat(n, &t.scratch) {
 			continue
 		}

@@ -126,6 +126,44 @@ func readAll(fd int, buf []byte) int {
 
 func closeFD(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
+// dead reports whether pid is a zombie, all its threads included. Who traces it can
+// keep its parent from learning that.
+func (p *procfs) dead(pid int) bool {
+	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/task", -1, "")
+	if dir < 0 {
+		return false
+	}
+	defer closeFD(dir)
+	some := false
+	for {
+		n, err := unix.Getdents(dir, p.scan[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return some && err == nil
+		}
+		for b := p.scan[:n]; len(b) > 0; {
+			tid, ok, rest := nextDirent(b)
+			b = rest
+			if !ok {
+				continue
+			}
+			fd := p.openat(unix.O_RDONLY, pid, "/task/", tid, "/stat")
+			if fd < 0 {
+				continue // that thread is gone
+			}
+			var s stat
+			dead := parseStat(p.buf[:readAll(fd, p.buf[:])], &s) && (s.state == 'Z' || s.state == 'X')
+			closeFD(fd)
+			if !dead {
+				return false
+			}
+			some = true
+		}
+	}
+}
+
 // stat reads /proc/PID/stat; false if it cannot be read.
 func (p *procfs) stat(pid int, s *stat) bool {
 	fd := p.openat(unix.O_RDONLY, pid, "/stat", -1, "")

@@ -7,8 +7,10 @@ package proctree
 // enters another pid namespace leaves its orphans to that namespace's init.
 
 import (
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -337,7 +339,9 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		Setctty: spec.Terminal,
 	}}
 	t.startedFD = -1
-	if !spec.Ward {
+	if spec.Ward {
+		attr.Sys.Pdeathsig = syscall.SIGCONT // one that is suspended has to see to its tree
+	} else {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
 		attr.Sys.PidFD = &t.startedFD
 	}
@@ -1086,6 +1090,21 @@ func Suspended(pid int) bool {
 func (p *procfs) suspended(pid int) bool {
 	var s stat
 	return p.stat(pid, &s) && (s.state == 'T' || s.state == 't')
+}
+
+// Wards lists the wards whose exit was not seen yet.
+func (t *Tree) Wards() []int { return slices.Collect(maps.Keys(t.wards)) }
+
+// WardDied reports whether a ward has died, also where its exit cannot be seen because
+// somebody traces it.
+func (t *Tree) WardDied(pid int) bool { return t.wards[pid] && t.proc.dead(pid) }
+
+// Dead reports whether the process is a zombie, all its threads included.
+func Dead(pid int) bool {
+	var p procfs
+	p.open()
+	defer closeFD(p.fd)
+	return p.dead(pid)
 }
 
 // ResumeWard sends SIGCONT to a ward, and EndWard sends it SIGKILL.

@@ -561,3 +561,40 @@ func TestOnlyWardsWithoutAny(t *testing.T) {
 		t.Errorf("took %v", quickest)
 	}
 }
+
+func init() { roles["names its group"] = namesGroupRole }
+
+// The cgroup of a process is named for its pid namespace too: who has the same number
+// in another one has another group.
+func TestGroupNameInNamespaces(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=names its group")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+	}
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Skipf("no pid namespace can be made here: %v", err)
+	}
+	if err != nil {
+		t.Skipf("/proc cannot be mounted in a namespace here: %s", exit.Stderr)
+	}
+	if here := GroupName(7); string(out) == here || !strings.HasPrefix(string(out), "curfew-") {
+		t.Errorf("%q in another pid namespace, and %q here", out, here)
+	}
+}
+
+func namesGroupRole([]string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return err
+	}
+	fmt.Print(GroupName(7))
+	return nil
+}

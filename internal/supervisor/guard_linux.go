@@ -36,6 +36,7 @@ type warden struct {
 	swept      []*sweptWard // what is known of supervisors that are gone
 	questions  []question
 	asleep     map[int]int     // how often a supervisor was found suspended
+	dead       map[int]bool    // supervisors that have died and are still in somebody's hold, who traces them
 	duties     map[int]*Duties // of supervisors, should they die
 	errands    errands
 
@@ -53,6 +54,8 @@ type wardTree interface {
 	EndWardGroup(pid int)
 	OnlyWards() bool
 	IsWard(pid int) bool
+	Wards() []int
+	WardDied(pid int) bool
 	Suspended() []int
 	ResumeWard(pid int)
 	EndWard(pid int)
@@ -74,7 +77,7 @@ const keepSwept = 256
 
 func serveGuard() {
 	settle()
-	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{},
+	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}, dead: map[int]bool{},
 		duties: map[int]*Duties{}, remove: (*TempDir).removal}
 	dir, err := holdState()
 	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
@@ -123,10 +126,16 @@ func (g *warden) step() bool {
 			until = look
 		}
 	}
+	if len(g.questions) > 0 {
+		if look := time.Now().Add(lookSoon); until.IsZero() || look.Before(until) {
+			until = look
+		}
+	}
 	wait(fds[:n], until)
 	if g.callerGone {
 		g.wakeWards()
 	}
+	g.seeDead()
 	if n == 4 {
 		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(g.caller)
 		if fds[2].Revents != 0 && !g.listen() || gone {
@@ -158,6 +167,28 @@ func (g *warden) step() bool {
 	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0 && len(g.fallen) == 0 && !g.errands.left())
 }
 
+// lookSoon is how often the guard looks what has become of a supervisor that it was
+// asked about.
+const lookSoon = 10 * time.Millisecond
+
+// seeDead finds supervisors that have died without our being told. Who traces one
+// keeps it as a zombie; what it had held has fallen to us all the same.
+func (g *warden) seeDead() {
+	var pids []int
+	if g.callerGone {
+		pids = g.tree.Wards()
+	}
+	for _, q := range g.questions {
+		pids = append(pids, q.pid)
+	}
+	for _, pid := range pids {
+		if !g.dead[pid] && g.tree.WardDied(pid) {
+			g.dead[pid] = true
+			g.fallen = append(g.fallen, pid)
+		}
+	}
+}
+
 // wakeWards resumes supervisors that somebody has suspended, and ends those that
 // do not stay awake; their trees fall to us.
 func (g *warden) wakeWards() {
@@ -184,8 +215,11 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 	}
 	for _, pid := range ev.Wards {
 		g.tree.EndWardGroup(pid)
+		if !g.dead[pid] { // else it was seen to before
+			g.fallen = append(g.fallen, pid)
+		}
+		delete(g.dead, pid)
 	}
-	g.fallen = append(g.fallen, ev.Wards...)
 	return ev.Empty
 }
 
@@ -211,7 +245,7 @@ func (g *warden) settleUp() {
 		}
 	}
 	g.questions = slices.DeleteFunc(g.questions, func(q question) bool {
-		if g.tree.IsWard(q.pid) {
+		if g.tree.IsWard(q.pid) && !g.dead[q.pid] {
 			return false
 		}
 		var report Swept

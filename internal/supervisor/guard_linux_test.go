@@ -1,14 +1,16 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
+	"runtime"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -21,11 +23,24 @@ import (
 
 func init() {
 	roles["suspends"] = suspendsRole
+	roles["traces"] = tracesRole
 }
 
 // lostRun begins a CLI with a daemon below it on a supervisor of the pool, and
 // returns when both run. Whoever lives of them holds the pipe.
 func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
+	t.Helper()
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "trap '' TERM; env -i setsid sh -c 'echo ready; sleep " + tooLong + "' & sleep " + tooLong
+	return heldRun(t, p, settings(), os.Environ(), sh, "-c", script)
+}
+
+// heldRun runs a CLI until it has written something to its stdout, which is held by
+// everything that it starts.
+func heldRun(t *testing.T, p *Pool, s Settings, env []string, path string, args ...string) (h *Helper, held *os.File) {
 	t.Helper()
 	h, err := p.Get(t.Context(), false)
 	if err != nil {
@@ -41,12 +56,7 @@ func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	sh, err := exec.LookPath("sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := "trap '' TERM; env -i setsid sh -c 'echo ready; sleep " + tooLong + "' & sleep " + tooLong
-	err = h.Run(t.Context(), &Request{Settings: settings(), Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{int(w.Fd())}})
+	err = h.Run(t.Context(), &Request{Settings: s, Path: path, Args: append([]string{path}, args...), Env: env, Dir: int(dir.Fd()), Files: []int{int(w.Fd())}})
 	w.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -397,16 +407,102 @@ func TestManySupervisors(t *testing.T) {
 	}
 }
 
+// A helper that somebody traces cannot be heard of when it dies: its parent is not told
+// before the tracer lets go of it. What a supervisor has left is ended all the same, and
+// swept for if the guard cannot.
+func TestHelperIsTraced(t *testing.T) {
+	t.Parallel()
+	for _, traced := range []string{"supervisor", "guard"} {
+		t.Run(traced, func(t *testing.T) {
+			t.Parallel()
+			var p Pool
+			defer p.Close()
+			env := append(os.Environ(), roleVar+"=traces", Mark(settings().ID))
+			s := settings()
+			s.NoCgroup = true // that would end it without anybody's help
+			h, held := heldRun(t, &p, s, env, os.Args[0], traced)
+			h.Kill()
+			swept, err := h.Swept(time.Now().Add(patience))
+			switch {
+			case traced == "supervisor":
+				if err != nil || swept.Cleanup().Proof != outcome.ChildList {
+					t.Errorf("got %+v, %v", swept, err)
+				}
+			case err == nil:
+				t.Error("a guard that is traced has answered")
+			default:
+				h.Sweep(Mark(settings().ID), 0, time.Now().Add(-patience), time.Now().Add(2*time.Second))
+			}
+			atEOF(t, held)
+			p.Discard(h)
+		})
+	}
+}
+
+// tracesRole is a leader. A child of it in a session of its own, which does not die with
+// the supervisor, stops every thread of that, or of the guard, and holds it like that.
+func tracesRole(args []string) error {
+	signal.Ignore(syscall.SIGTERM)
+	if len(args) == 2 {
+		return hold(args[1])
+	}
+	pid := os.Getppid()
+	if args[0] == "guard" {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscanf(string(stat[bytes.LastIndexByte(stat, ')')+2:]), "S %d", &pid); err != nil {
+			return fmt.Errorf("%q: %w", stat, err)
+		}
+	}
+	tracer := exec.Command(os.Args[0], args[0], strconv.Itoa(pid))
+	tracer.Env = append(os.Environ(), roleVar+"=traces")
+	tracer.Stdout, tracer.Stderr = os.Stdout, os.Stdout
+	tracer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return tracer.Run()
+}
+
+func hold(process string) error {
+	runtime.LockOSThread()
+	tasks, err := os.ReadDir("/proc/" + process + "/task")
+	if err != nil {
+		return err
+	}
+	for _, task := range tasks {
+		tid, _ := strconv.Atoi(task.Name())
+		if err := unix.PtraceSeize(tid); err != nil {
+			return os.NewSyscallError("PTRACE_SEIZE", err)
+		}
+		if err := unix.PtraceInterrupt(tid); err != nil {
+			return os.NewSyscallError("PTRACE_INTERRUPT", err)
+		}
+	}
+	fmt.Println("ready")
+	time.Sleep(50 * time.Second)
+	return nil
+}
+
 // A caller is killed whose supervisor is suspended, and whose CLI suspends it
-// again and again: the guard sees to it that both end.
+// again and again: the guard sees to it that both end. So it does if it was suspended
+// itself, with a supervisor that is suspended or dead: the end of the caller wakes it.
 func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	t.Parallel()
+	for _, how := range []string{"again and again", "guard too", "guard, and the supervisor killed"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			suspendedSupervisor(t, how)
+		})
+	}
+}
+
+func suspendedSupervisor(t *testing.T, how string) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(os.Args[0], how)
 	cmd.Env = append(os.Environ(), roleVar+"=suspends")
 	cmd.ExtraFiles = []*os.File{w}
 	out, err := cmd.StdoutPipe()
@@ -419,20 +515,31 @@ func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	w.Close()
 	buf := make([]byte, 32)
 	n, _ := out.Read(buf)
-	supervisor, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
-	if err != nil {
+	var supervisor, guard int
+	if _, err := fmt.Sscan(string(buf[:n]), &supervisor, &guard); err != nil {
 		t.Fatal(err)
 	}
-	fd := pidfd(t, supervisor)
+	fd, guardFD := pidfd(t, supervisor), pidfd(t, guard)
 	_ = r.SetReadDeadline(time.Now().Add(patience))
 	if _, err := r.Read(buf[:1]); err != nil {
 		t.Fatalf("the CLI does not come to life: %v", err)
 	}
+	if how != "again and again" {
+		sig := syscall.SIGSTOP
+		if how != "guard too" {
+			sig = syscall.SIGKILL
+		}
+		if err := errors.Join(unix.PidfdSendSignal(guardFD, syscall.SIGSTOP, nil, 0), unix.PidfdSendSignal(fd, sig, nil, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
-		t.Error("the supervisor outlives its caller")
+	for name, fd := range map[string]int{"supervisor": fd, "guard": guardFD} {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
+			t.Errorf("the %s outlives its caller", name)
+		}
 	}
 	for end := time.Now().Add(patience); ; {
 		_ = r.SetReadDeadline(end)
@@ -444,13 +551,13 @@ func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	}
 }
 
-func suspendsRole([]string) error {
+func suspendsRole(args []string) error {
 	var p Pool
 	h, err := p.Get(context.Background(), false)
 	if err != nil {
 		return err
 	}
-	fmt.Println(h.pid)
+	fmt.Println(h.pid, h.guard.pid)
 	dir, err := os.Open("/")
 	if err != nil {
 		return err
@@ -459,7 +566,10 @@ func suspendsRole([]string) error {
 	if err != nil {
 		return err
 	}
-	script := "i=0; while [ $i -lt 2000 ]; do kill -STOP $PPID; echo x >&3; sleep 0.02; i=$((i+1)); done"
+	script := "echo x >&3; exec sleep " + tooLong
+	if args[0] == "again and again" {
+		script = "i=0; while [ $i -lt 2000 ]; do kill -STOP $PPID; echo x >&3; sleep 0.02; i=$((i+1)); done"
+	}
 	s := settings()
 	s.Numbers = []int{3}
 	if err := h.Run(context.Background(), &Request{Settings: s, Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{3}}); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -223,6 +224,8 @@ func (s *stubTree) MakeGroup() bool              { return true }
 func (s *stubTree) CloseGroup()                  {}
 func (s *stubTree) GroupLeft(time.Duration) bool { return false }
 func (s *stubTree) EndWardGroup(int)             {}
+func (s *stubTree) Wards() []int                 { return slices.Collect(maps.Keys(s.wards)) }
+func (s *stubTree) WardDied(int) bool            { return false }
 func (s *stubTree) Next() time.Time              { return time.Time{} }
 func (s *stubTree) Suspects() []outcome.Process  { return nil }
 func (s *stubTree) Proof() outcome.Proof         { return outcome.NoChildren }

@@ -82,7 +82,8 @@ func notifier() (fd, tell int, err error) {
 
 // helperAttr is how a helper is started; its pidfd goes to h.
 func helperAttr(h *Helper) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd}
+	// One that somebody has suspended has to see to what it holds when we are gone.
+	return &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd, Pdeathsig: syscall.SIGCONT}
 }
 
 // identity is not needed where there are pidfds.
@@ -188,17 +189,28 @@ func (h *Helper) awaitEnd(until time.Time) bool {
 		return false
 	}
 	defer unix.Close(fd)
-	wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, until)
-	return true
+	for {
+		look := time.Now().Add(lookSoon)
+		if look.After(until) {
+			look = until
+		}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		// Who traces it keeps it from being told.
+		if wait(fds, look); fds[0].Revents != 0 || h.pid != 0 && proctree.Dead(h.pid) || !time.Now().Before(until) {
+			return true
+		}
+	}
 }
 
 // Sweep ends what carries the mark of an invocation whose helper is lost, and
 // the helper's guard with it. See proctree.Sweep.
 func (h *Helper) Sweep(mark string, _ int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	h.awaitEnd(until)
+	// One that does not die must not take all the time there is.
+	ended := time.Now().Add(time.Until(until) / 2)
+	h.awaitEnd(ended)
 	if h.guard != nil {
 		h.guard.Kill()
-		h.guard.awaitEnd(until)
+		h.guard.awaitEnd(ended)
 	}
 	if h.pid != 0 {
 		proctree.EndGroup(h.pid, until)
