@@ -361,7 +361,7 @@ func (t *Tracker) list() {
 
 // judge says what e, who is no member, is to the tree. It goes up from e to
 // somebody who is older than the root, and so are no suspects those below, or to an
-// orphan. If it does not get that far (a parent has died during the scan, which
+// orphan of which it is not known who had forked it. If it does not get that far (a parent has died during the scan, which
 // then has not seen who became an orphan), that is for the next scan to tell.
 func (t *Tracker) judge(e *entry) verdict {
 	path := t.path[:0]
@@ -388,9 +388,8 @@ func (t *Tracker) above(e *entry) *entry {
 	case e.Coalition != t.root.Coalition || e.mark == MarkAnother:
 		e.verdict = notOurs
 		return nil
-	case e.Orphan:
-		e.verdict = suspect
-		return nil
+	case e.Orphan || e.seen != t.scan:
+		return t.forker(e)
 	}
 	p := t.at(e.Parent)
 	switch {
@@ -405,6 +404,24 @@ func (t *Tracker) above(e *entry) *entry {
 		return nil
 	}
 	return next
+}
+
+// forker returns who had forked e, which has lost its parent, or nil if the verdict
+// depends on nobody else. Who was a stranger's child at its first sight is none of ours.
+func (t *Tracker) forker(e *entry) *entry {
+	first := t.at(1)
+	switch {
+	case e.parent == identity{}, first == nil || e.parent == first.identity():
+		e.verdict = suspect
+	case e.parent.start < t.root.identity().start && !t.orphaned:
+		e.verdict = notOurs
+	default:
+		if p := t.known[e.parent]; p != nil && !p.member {
+			return p
+		}
+		e.verdict = suspect
+	}
+	return nil
 }
 
 // keepScans is for how many scans what a member has had is kept when the member

@@ -5,12 +5,14 @@ package proctree
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -549,6 +551,67 @@ func TestTrackerMissesSomebody(t *testing.T) {
 	}
 }
 
+// Who was a stranger's child when it was first seen is no suspect when it has lost that
+// parent, and neither is what descends from it.
+func TestTrackerKnowsStrangersChildren(t *testing.T) {
+	for _, ids := range []bool{true, false} {
+		row := func(pid, parent int) Row {
+			r := Row{PID: pid, Parent: parent, Orphan: parent == 1, Start: uint64(pid), Session: pid, Coalition: 7}
+			if ids {
+				r.ID, r.ParentID = uint64(pid), uint64(parent)
+			}
+			return r
+		}
+		first, shell, root := Row{PID: 1, Session: 1}, row(10, 1), row(20, 10)
+		if ids {
+			first.ID = 1
+		}
+		orphan := row(31, 1)
+		orphan.ParentID = row(31, 30).ParentID // which an orphan keeps
+		tracker := NewTracker(root)
+		hidden := func(*Row) Mark { return MarkHidden }
+		tracker.Scan([]Row{first, shell, root, row(30, 10), row(31, 30)}, hidden)
+		tracker.Scan([]Row{first, shell, root, orphan, row(32, 31)}, hidden)
+		if s := tracker.Suspects(); len(s) != 0 {
+			t.Errorf("IDs %v: suspects %+v", ids, s)
+		}
+		tracker.Scan([]Row{first, shell, root, orphan, row(40, 1)}, hidden) // nobody knows whose child that was
+		if s := tracker.Suspects(); len(s) != 1 || s[0].PID != 40 {
+			t.Errorf("IDs %v: suspects %+v, want 40", ids, s)
+		}
+	}
+}
+
+// madeUp is a table in which a signal acts at once.
+type madeUp struct {
+	rows    map[int]Row
+	marks   map[int]Mark
+	struck  []int
+	partial int // so many of the next scans are not whole
+}
+
+func (m *madeUp) Rows() ([]Row, error) {
+	rows := slices.Collect(maps.Values(m.rows))
+	if m.partial--; m.partial >= 0 {
+		return rows[:len(rows)/2], syscall.EAGAIN
+	}
+	return rows, nil
+}
+
+func (m *madeUp) Mark(r *Row) Mark { return m.marks[r.PID] }
+
+func (m *madeUp) Signal(r *Row, sig syscall.Signal) error {
+	switch now := m.rows[r.PID]; sig {
+	case syscall.SIGSTOP:
+		now.Suspended = true
+		m.rows[r.PID] = now
+	case syscall.SIGKILL:
+		delete(m.rows, r.PID)
+		m.struck = append(m.struck, r.PID)
+	}
+	return nil
+}
+
 // What a lost supervisor has left is found by the leader's session, by the mark, and
 // by descent from those, and nobody else is touched.
 func TestOrphanTracker(t *testing.T) {
@@ -570,33 +633,12 @@ func TestOrphanTracker(t *testing.T) {
 		57:     row(57, 10, 57),                                                                                   // a stranger's child
 		58:     {PID: 58, Parent: first, Orphan: true, Start: 58, ID: 58, ParentID: 1, Session: 58, Coalition: 8}, // one of another coalition
 	}
-	marks := map[int]Mark{52: MarkOurs, 56: MarkAnother}
-	var struck []int
+	m := &madeUp{rows: table, marks: map[int]Mark{52: MarkOurs, 56: MarkAnother}, partial: 3}
 	tracker := newOrphanTracker(leader, 7, 45)
-	for range 12 {
-		var rows []Row
-		for _, r := range table {
-			rows = append(rows, r)
-		}
-		tracker.Scan(rows, func(r *Row) Mark { return marks[r.PID] })
-		if tracker.Empty() {
-			break
-		}
-		tracker.Hunt(func(r *Row, sig syscall.Signal) error {
-			switch now := table[r.PID]; sig {
-			case syscall.SIGSTOP:
-				now.Suspended = true
-				table[r.PID] = now
-			case syscall.SIGKILL:
-				delete(table, r.PID)
-				struck = append(struck, r.PID)
-			}
-			return nil
-		})
-	}
-	slices.Sort(struck)
-	if want := []int{leader, 51, 52, 53, 54}; !slices.Equal(struck, want) || !tracker.Empty() {
-		t.Errorf("ended %v, want %v; empty %v", struck, want, tracker.Empty())
+	empty := tracker.End(m, time.Now().Add(time.Minute))
+	slices.Sort(m.struck)
+	if want := []int{leader, 51, 52, 53, 54}; !slices.Equal(m.struck, want) || !empty {
+		t.Errorf("ended %v, want %v; empty %v", m.struck, want, empty)
 	}
 	if s := tracker.Suspects(); len(s) != 1 || s[0].PID != 55 {
 		t.Errorf("suspects %+v, want 55", s)
