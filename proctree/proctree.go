@@ -85,6 +85,15 @@ type FileID struct{ Dev, Ino uint64 }
 // String is for messages to people.
 func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }
 
+// Check is something that this package wants of the system: see Checks.
+type Check struct {
+	Name   string
+	OK     bool
+	Needed bool // nothing can be started without it
+	// Without says what is different where it is not there.
+	Without string
+}
+
 // maxListed bounds the lists of ended and surviving processes in a report. The
 // rest is counted: a report must fit into memory that was set aside before the
 // tree could use it all up.

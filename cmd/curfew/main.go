@@ -29,7 +29,7 @@ a bounded time, and nothing else was touched.`,
 	}
 	root.SetVersionTemplate("curfew {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newRunCommand(), newSelftestCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newSelftestCommand(), newDoctorCommand(), newVersionCommand())
 	return root
 }
 

@@ -1,0 +1,32 @@
+package proctree
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Checks tries what the ending of trees relies on here, and changes nothing.
+func Checks() []Check {
+	var subreaper int32
+	prctl := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&subreaper)), 0, 0, 0)
+	fd, pidfd := unix.PidfdOpen(unix.Getpid(), 0)
+	if pidfd == nil {
+		closeFD(fd)
+	}
+	var p procfs
+	p.open()
+	defer closeFD(p.fd)
+	group := false
+	if base := openOwnGroup(&p); base >= 0 {
+		group = unix.Faccessat(base, ".", unix.W_OK, 0) == nil
+		closeFD(base)
+	}
+	return []Check{
+		{"orphans fall to us (child subreaper)", prctl == nil, true, "nothing can be started"},
+		{"a process can be named by a descriptor (pidfd)", pidfd == nil, false, "what is below a child that does not die is not reached"},
+		{"/proc is mounted and ours", p.fd >= 0, false, "children are found by asking the kernel for every pid; supervisors are not used twice"},
+		{"/proc lists children", p.fd >= 0 && !p.noChildren, false, "all processes are looked through instead, which is slower"},
+		{"a cgroup can be made below our own (v2)", group, false, "a storm of thousands that fork and exit is ended in the background"},
+	}
+}
