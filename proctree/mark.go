@@ -7,7 +7,8 @@ import (
 	"encoding/binary"
 )
 
-// marking is how processes of one tree are told by their environment.
+// marking is how processes of one tree are told by their environment. The zero value
+// tells nothing of any.
 type marking struct {
 	prefix string // of the marks of all trees
 	mark   string // "NAME=value", as it stands in the environment
@@ -17,6 +18,9 @@ type marking struct {
 // a zero byte.
 func (m marking) in(env []byte) Mark {
 	found := MarkHidden
+	if m.mark == "" {
+		return found
+	}
 	for entry := range bytes.SplitSeq(env, []byte{0}) {
 		switch {
 		case string(entry) == m.mark:

@@ -13,6 +13,15 @@ func arguments(n int, rest ...string) []byte {
 	return append(binary.NativeEndian.AppendUint32(nil, uint32(n)), strings.Join(rest, "\x00")...)
 }
 
+// Who has no mark takes nobody for his, also for an empty entry.
+func TestNoMark(t *testing.T) {
+	for _, env := range []string{"", "\x00", "A=b\x00", "A=b\x00\x00", "A=b"} {
+		if got := (marking{}).in([]byte(env)); got != MarkHidden {
+			t.Errorf("%q: got %v, want %v", env, got, MarkHidden)
+		}
+	}
+}
+
 func TestMarkInArguments(t *testing.T) {
 	m := marking{prefix: "CURFEW_INVOCATION_", mark: "CURFEW_INVOCATION_a=1"}
 	const ours, another = "CURFEW_INVOCATION_a=1", "CURFEW_INVOCATION_b=1"

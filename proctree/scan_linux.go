@@ -91,6 +91,9 @@ func (p *processTable) Mark(r *Row) Mark {
 
 // Signal holds the process by a pidfd while it looks whether that is the one.
 func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
+	if r.PID <= 1 || r.PID == unix.Getpid() {
+		return errNotOurs
+	}
 	fd, err := pidfdOpen(r.PID)
 	if err != nil {
 		return err

@@ -2,13 +2,19 @@ package proctree
 
 import (
 	"encoding/binary"
+	"errors"
 	"syscall"
 )
+
+var errNotOurs = errors.New("not a process that may be signalled")
 
 // Signal reaches the process by its version. A system that cannot do that (before
 // macOS 14.2) is asked who it is first; a pid that is given away in the moment
 // between is then not noticed, for which all other pids have to be given out.
 func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
+	if r.PID <= 1 || r.PID == syscall.Getpid() {
+		return errNotOurs
+	}
 	if p.able.ExactSignals {
 		return signalVersion(r.PID, r.Version, sig)
 	}

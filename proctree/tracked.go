@@ -27,6 +27,7 @@ type Tracked struct {
 	tracker *Tracker // nil: there is no leader, or it could not be read yet
 	watch   *watcher
 	partial error // why the last scan was not whole
+	frozen  *frozen
 
 	news   [2]int // a pipe: who has something to tell writes
 	orders chan *Spec
@@ -77,7 +78,12 @@ const (
 
 // OpenTracked prepares this process to start trees and to track them. The calling
 // goroutine must be locked to the main thread.
-func OpenTracked() (*Tracked, error) {
+//
+// dir is a directory of this user's alone, which is made if need be, for what is
+// suspended before it is ended; boot names this run of the system. Without a directory
+// nothing is suspended, and who forks at that moment can get away. What others have left
+// suspended there is ended in the background.
+func OpenTracked(dir, boot string) (*Tracked, error) {
 	t := &Tracked{table: newProcessTable(marking{}), orders: make(chan *Spec), leaderFD: -1}
 	if _, err := t.table.Rows(); err != nil {
 		// A process that cannot be read now may be one that can be the next time.
@@ -95,6 +101,7 @@ func OpenTracked() (*Tracked, error) {
 	if t.watch, err = newWatcher(t.news[1]); err != nil {
 		return nil, err
 	}
+	t.frozen, _ = openFrozen(dir, boot) // on an error nothing is suspended
 	resetIgnored()
 	ready := make(chan struct{})
 	go t.second(ready)
@@ -327,6 +334,7 @@ func (t *Tracked) finish(ev *Event) {
 		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()), MaxRSSBytes: ru.Maxrss * rssUnit,
 	}
 	t.suspects = t.tracker.Suspects()
+	t.frozen.clear()
 	t.tracker, t.leader = nil, 0
 	ev.Empty = true
 }
@@ -395,13 +403,18 @@ func (t *Tracked) Strike(bool) (more int) {
 		}
 		return 0
 	}
-	t.tracker.Hunt(func(r *Row, sig syscall.Signal) error {
+	signal := func(r *Row, sig syscall.Signal) error {
 		err := t.table.Signal(r, sig)
 		if err == nil && sig == syscall.SIGKILL {
 			t.note(*r, sig)
 		}
 		return err
-	})
+	}
+	if t.frozen.note(t.tracker.Live()) == nil {
+		t.tracker.Hunt(signal)
+	} else {
+		t.tracker.Cull(signal)
+	}
 	for _, e := range t.tracker.members {
 		if !e.killed && e.refused == nil {
 			more++

@@ -575,6 +575,12 @@ func (t *Tracker) Hunt(signal func(*Row, syscall.Signal) error) {
 		return
 	}
 	t.pass = 0
+	t.Cull(signal)
+}
+
+// Cull kills all members at once, those started last first, without suspending them:
+// who is being forked in that moment may lose the link to its parent.
+func (t *Tracker) Cull(signal func(*Row, syscall.Signal) error) {
 	for _, e := range t.members {
 		if !e.killed && e.refused == nil {
 			e.killed = t.send(e, syscall.SIGKILL, signal)

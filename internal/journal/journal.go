@@ -159,7 +159,7 @@ func Open(dir string) (*Journal, error) {
 	}
 	closeFile(fd)
 	j := &Journal{
-		dir: dir, peer: rand.Text(), boot: bootID(),
+		dir: dir, peer: rand.Text(), boot: BootID(),
 		historyAge: 30 * 24 * time.Hour, historyCount: 1000, unfinishedAge: 24 * time.Hour,
 	}
 	if j.caller, err = join(dir, j.peer); err != nil {

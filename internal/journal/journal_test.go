@@ -57,7 +57,7 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.Peer, want.Boot = a.Peer(), bootID()
+	want.Peer, want.Boot = a.Peer(), BootID()
 	if diff := cmp.Diff([]Entry{{want, &testEnd}}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -76,7 +76,7 @@ func TestRoundTrip(t *testing.T) {
 	if diff := cmp.Diff([]string{b.Peer() + callerSuffix, b.Peer() + helpersSuffix}, names(t, dir, peersDir)); diff != "" {
 		t.Error(diff)
 	}
-	if bootID() == "" {
+	if BootID() == "" {
 		t.Error("this system's boot is unknown")
 	}
 }

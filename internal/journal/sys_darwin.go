@@ -12,8 +12,8 @@ func fsync(fd int) error {
 	return unix.Fsync(fd)
 }
 
-// bootID tells one boot of the system from another. It is "" if unknown.
-func bootID() string {
+// BootID tells one boot of the system from another. It is "" if unknown.
+func BootID() string {
 	id, err := unix.Sysctl("kern.bootsessionuuid")
 	if err != nil {
 		return ""

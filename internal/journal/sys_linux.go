@@ -9,9 +9,9 @@ import (
 
 func fsync(fd int) error { return unix.Fsync(fd) }
 
-// bootID tells one boot of the system from another (random(4)). It is "" where
+// BootID tells one boot of the system from another (random(4)). It is "" where
 // /proc is not there.
-func bootID() string {
+func BootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

@@ -33,4 +33,4 @@ func flockShared(int, string) (bool, error)    { return false, supported() }
 func flockExclusive(int, string) (bool, error) { return false, supported() }
 func flockRelease(int)                         {}
 func ownerOf(fs.FileInfo) int                  { return -1 }
-func bootID() string                           { return "" }
+func BootID() string                           { return "" }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -60,13 +61,17 @@ const handshakeLimit = 10 * time.Second
 // errRefused wraps why no helper can be started.
 var errRefused = errors.New("supervisor: cannot start a helper")
 
+// frozenVar has the directory in which a supervisor notes whom it suspends, where scans
+// hold the trees: any later one of this user ends what was left suspended.
+const frozenVar = "CURFEW_HELPER_FROZEN"
+
 // environment is what a helper gets of ours: what the loader and the Go runtime
 // look at.
 func environment() []string {
 	env := append(fault.Environment(), helperVar+"=1")
 	if tracking() {
 		// Helpers of a caller that has died are no suspects of each other's.
-		env = append(env, TrackerVariable+"=1", Mark("helper"))
+		env = append(env, TrackerVariable+"=1", Mark("helper"), frozenVar+"="+filepath.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
 	}
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/journal"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -27,7 +28,7 @@ func tracking() bool { return true }
 
 func openTree() (tree, error) {
 	debug.SetGCPercent(100) // scans leave much behind
-	return proctree.OpenTracked()
+	return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
 }
 
 func serveGuard() { refuse("there are no guards on macOS") }

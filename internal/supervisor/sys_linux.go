@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/journal"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -30,7 +31,7 @@ func tracking() bool { return os.Getenv(TrackerVariable) != "" }
 func openTree() (tree, error) {
 	if tracking() {
 		debug.SetGCPercent(100) // scans leave much behind
-		return proctree.OpenTracked()
+		return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
 	}
 	return proctree.Open()
 }
