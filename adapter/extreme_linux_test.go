@@ -738,3 +738,34 @@ func TestTimeoutBeforeTheSupervisorIsLost(t *testing.T) {
 		t.Errorf("%v is no DeadlineExceeded", err)
 	}
 }
+
+// What a CLI moves into its own cgroup, where it has one and may, is ended with it.
+func TestStrangerInTheCgroup(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	stranger := exec.Command("sleep", tooLong)
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	dead := make(chan error, 1)
+	go func() { dead <- stranger.Wait() }()
+	o, err := run(t, a, sh(fmt.Sprintf(`p=$(sed -n 's/^0:://p' /proc/self/cgroup)
+		case $p in */curfew-*) ;; *) exit 0 ;; esac
+		for m in /sys/fs/cgroup /sys/fs/cgroup/unified; do
+			[ -e $m$p/cgroup.procs ] && echo %d >$m$p/cgroup.procs && echo moved
+		done`, stranger.Process.Pid)))
+	defer func() {
+		_ = stranger.Process.Kill() // again is no harm
+	}()
+	if err != nil || string(o.Stdout) != "moved\n" {
+		t.Skipf("no cgroup can be made here, or nobody moved into it: %v, %q", err, o.Stderr)
+	}
+	select {
+	case <-dead:
+	case <-time.After(patience):
+		t.Error("it lives: docs/limits.md says that it does not")
+	}
+	if len(o.Cleanup.Ended) != 1 || o.Cleanup.Ended[0].PID != stranger.Process.Pid {
+		t.Errorf("ended %+v, want %d", o.Cleanup.Ended, stranger.Process.Pid)
+	}
+}

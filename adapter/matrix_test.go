@@ -100,7 +100,7 @@ const killsSupervisor = "kill9-parent"
 // notCoverable are the fixtures of which something can get away from scans: who has
 // wiped its environment and lost its parent before it was in a scan is suspected,
 // and a comet is gone before it is read. See docs/limits.md.
-var notCoverable = []string{"wipes-env", "comet", "storm"}
+var notCoverable = []string{"wipes-env", "comet"}
 
 // seed is that of the random moments. It is logged; the variable repeats it.
 func seed(t testing.TB) uint64 {
