@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bufio"
+	"curfew/outcome"
 	"io"
 	"os"
 	"os/exec"
@@ -108,6 +109,17 @@ func newerThan(t *testing.T, major int) bool {
 		t.Fatal(err)
 	}
 	return n >= major
+}
+
+// readable waits until fd can be read.
+func readable(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if n, err := unix.Poll(fds, int(patience.Milliseconds())); err != unix.EINTR {
+			return n == 1 && err == nil
+		}
+	}
+	return false
 }
 
 func TestFacts(t *testing.T) {
@@ -226,6 +238,65 @@ func TestFacts(t *testing.T) {
 				t.Fatal(err)
 			}
 			await(t, "an end", func() bool { return zombie(c.pid) })
+		}},
+		{"how a zombie has ended is told before it is reaped", func(t *testing.T) {
+			for script, want := range map[string]outcome.Exit{"exit 7": {Code: 7}, "kill -KILL $$": {Code: -1, Signal: 9}} {
+				c := startChild(t, nil, "/bin/sh", "-c", script)
+				var got *outcome.Exit
+				await(t, "an end", func() bool { got = exitOf(c.pid); return got != nil })
+				if *got != want {
+					t.Errorf("%s: got %+v, want %+v", script, *got, want)
+				}
+			}
+		}},
+		{"that a process has executed something is told", func(t *testing.T) {
+			c := startChild(t, nil, "/bin/sleep", "20")
+			if newProcessTable(marking{}).neverExecuted(c.pid) {
+				t.Error("it is said not to have")
+			}
+		}},
+		{"a fork and an exit are told", func(t *testing.T) {
+			c := startChild(t, nil, "/bin/sh", "-c", "read x <&3; /bin/sleep 0; read x <&3")
+			news, err := newsPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := newWatcher(news[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.reset()
+			w.add([]*entry{{Row: Row{PID: c.pid}, key: identity{pid: c.pid}}})
+			for _, what := range []string{"a fork", "an exit"} {
+				if _, err := io.WriteString(c.in, "\n"); err != nil {
+					t.Fatal(err)
+				}
+				if !readable(news[0]) {
+					t.Fatalf("%s is not told", what)
+				}
+				time.Sleep(4 * betweenNews)
+				_, _ = unix.Read(news[0], make([]byte, 64))
+			}
+		}},
+		{"a queue of events can be polled", func(t *testing.T) {
+			c := startChild(t, nil, "/bin/sh", "-c", "read x <&3")
+			kq, err := unix.Kqueue()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(kq)
+			change := []unix.Kevent_t{{Ident: uint64(c.pid), Filter: unix.EVFILT_PROC, Flags: unix.EV_ADD, Fflags: unix.NOTE_EXIT}}
+			if _, err := unix.Kevent(kq, change, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			fds := []unix.PollFd{{Fd: int32(kq), Events: unix.POLLIN}}
+			if n, err := unix.Poll(fds, 0); n != 0 || err != nil {
+				t.Errorf("before: %d, %v", n, err)
+			}
+			c.in.Close()
+			if !readable(kq) {
+				t.Error("the exit is not told")
+			}
 		}},
 		{"a session is told by its leader's pid", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sleep", "20")

@@ -41,8 +41,8 @@ const (
 // launchd is given all orphans.
 const launchd = 1
 
-// Abilities are what the system tells and lets do, as probed at the start.
-type Abilities struct {
+// abilities are what the system tells and lets do, as probed at the start.
+type abilities struct {
 	IDs            bool // of processes and their parents, never given twice
 	ParentVersions bool // what a parent was when it forked, kept by who executes later: macOS 15.4
 	Coalitions     bool
@@ -52,7 +52,7 @@ type Abilities struct {
 // processTable is the process table of macOS for a Tracker.
 type processTable struct {
 	marking
-	able  Abilities
+	able  abilities
 	known map[int]told // by pid, of the last scan
 	next  map[int]told
 }
@@ -65,14 +65,14 @@ type told struct {
 
 // newProcessTable reads the table for a tree with that mark.
 func newProcessTable(m marking) *processTable {
-	return &processTable{marking: m, able: abilities(), known: map[int]told{}, next: map[int]told{}}
+	return &processTable{marking: m, able: probed(), known: map[int]told{}, next: map[int]told{}}
 }
 
-// abilities are probed once.
-var abilities = sync.OnceValue(probe)
+// probed is what probe has found, once.
+var probed = sync.OnceValue(probe)
 
 // probe tries each call on this process.
-func probe() (a Abilities) {
+func probe() (a abilities) {
 	own := unix.Getpid()
 	u, err := readUnique(own)
 	a.IDs = err == nil && u.id != 0 && u.parent != 0 && u.version != 0

@@ -67,11 +67,11 @@ type trackedEnd struct {
 
 // The pace of scans while nothing is being ended: quick for a second after
 // somebody new was found, and when the leader has exited, because then the end of
-// the others is awaited. A scan may not take more than a quarter of the time.
+// the others is awaited; else paceIdle. A scan may not take more than a quarter of
+// the time.
 const (
 	paceActive = 5 * time.Millisecond
 	paceWait   = 20 * time.Millisecond
-	paceIdle   = 250 * time.Millisecond
 	activeFor  = time.Second
 	paceShare  = 4
 )

@@ -124,6 +124,9 @@ type watcher struct {
 	known map[identity]bool
 }
 
+// paceIdle is how often the table is scanned although nothing has been told.
+const paceIdle = 2 * time.Second
+
 // betweenNews is the least time between two of them.
 const betweenNews = 2 * time.Millisecond
 
