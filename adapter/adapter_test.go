@@ -96,6 +96,9 @@ func newAdapterLeft(t *testing.T, unproven int, o ...Options) *Adapter {
 
 func isEmpty(t *testing.T, o outcome.Outcome) {
 	t.Helper()
+	if o.Status == outcome.NotStarted && o.Cleanup.Proof == outcome.NoChildren {
+		return // there was nobody to scan for
+	}
 	if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != emptyBy {
 		t.Errorf("cleanup is %+v, want empty by %s", o.Cleanup, emptyBy)
 	}

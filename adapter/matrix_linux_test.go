@@ -9,11 +9,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
 
 // emptyBy is how an empty tree is known.
-const emptyBy = outcome.NoChildren
+var emptyBy = func() outcome.Proof {
+	if os.Getenv(supervisor.TrackerVariable) != "" {
+		return outcome.Scans
+	}
+	return outcome.NoChildren
+}()
 
 // goneAfterAll is how long who is left may take when awaitNobody has returned.
 const goneAfterAll = 0

@@ -35,26 +35,30 @@ type frozenProcess struct {
 	ID    uint64 `json:"id,omitempty"`
 }
 
-// openFrozen takes a directory that is ours alone, and has a goroutine end what others
-// have left in it.
-func openFrozen(dir, boot string) (*frozen, error) {
+// openFrozen takes a directory that is, or is to be, ours alone, and has a goroutine
+// end what others have left in it.
+func openFrozen(dir, boot string) *frozen {
 	f := &frozen{boot: boot, noted: map[identity]bool{}}
 	if dir == "" || boot == "" {
-		return f, errors.New("proctree: no directory for what is suspended")
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return f, err
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return f, &os.PathError{Op: "lstat", Path: dir, Err: err}
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
-		return f, fmt.Errorf("proctree: %s is not a directory that is ours alone", dir)
+		return f
 	}
 	f.dir = dir
-	go endFrozen(dir, boot)
-	return f, nil
+	if oursAlone(dir) == nil {
+		go endFrozen(dir, boot)
+	}
+	return f
+}
+
+// oursAlone reports why nobody must rely on what is in a directory.
+func oursAlone(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: dir, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
+		return fmt.Errorf("proctree: %s is not a directory that is ours alone", dir)
+	}
+	return nil
 }
 
 // note writes down those of the rows that are not yet. On an error they must not be
@@ -93,6 +97,13 @@ func (f *frozen) open() error {
 	if f.dir == "" {
 		return errors.ErrUnsupported
 	}
+	// Who is the last to need the directory removes it.
+	if err := os.Mkdir(f.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if err := oursAlone(f.dir); err != nil {
+		return err
+	}
 	file, err := os.CreateTemp(f.dir, strconv.Itoa(unix.Getpid())+"-*")
 	if err != nil {
 		return err
@@ -124,6 +135,7 @@ func (f *frozen) clear() {
 		_ = os.Remove(f.file.Name())
 		_ = f.file.Close()
 		f.file = nil
+		_ = unix.Rmdir(f.dir) // fails if somebody else has a file there
 	}
 }
 
@@ -146,6 +158,7 @@ func endFrozen(dir, boot string) {
 		}
 		_ = file.Close()
 	}
+	_ = unix.Rmdir(dir)
 }
 
 // endNoted ends the processes that file names and what descends from them, and reports

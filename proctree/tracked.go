@@ -101,7 +101,7 @@ func OpenTracked(dir, boot string) (*Tracked, error) {
 	if t.watch, err = newWatcher(t.news[1]); err != nil {
 		return nil, err
 	}
-	t.frozen, _ = openFrozen(dir, boot) // on an error nothing is suspended
+	t.frozen = openFrozen(dir, boot)
 	resetIgnored()
 	ready := make(chan struct{})
 	go t.second(ready)

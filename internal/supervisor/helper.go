@@ -481,7 +481,10 @@ func (h *Helper) Gone(until time.Time) bool {
 		return true
 	}
 	// One that was let go of ends when it has no child: then it knew.
-	if h.guard == nil || !h.guard.awaitEnd(until) && !h.guard.ended() {
+	if h.guard == nil {
+		return h.isClean()
+	}
+	if !h.guard.awaitEnd(until) && !h.guard.ended() {
 		return false
 	}
 	return h.guard.ended() && h.guard.isClean()

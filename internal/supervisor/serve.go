@@ -33,6 +33,7 @@ type server struct {
 	hangUp     bool // a message could not be sent whole: nothing more can be
 	run        *run // nil while idle
 	served     int
+	unknown    bool // whether what was told of as alive has gone
 	errands    errands
 
 	// What can hang, and does not happen here: nil where it is not done at all.
@@ -96,18 +97,20 @@ type run struct {
 	result    outcome.CleanupResult
 }
 
-func serve() {
+// serve returns the exit code, which is not 0 if the caller was told of survivors and
+// it is not known what has become of them.
+func serve() (code int) {
 	settle()
 	s := &server{control: controlFD, caller: watchCaller(), remove: (*TempDir).removal}
 	dir, err := holdState()
 	if err != nil {
 		s.send(failed(err))
-		return
+		return exitRefused
 	}
 	s.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "supervisor", id, report) }
 	if s.tree, err = openTree(); err != nil {
 		s.send(failed(err))
-		return
+		return exitRefused
 	}
 	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		s.null = -1
@@ -119,7 +122,15 @@ func serve() {
 	for s.step() {
 	}
 	s.tree.CloseGroup()
+	if s.unknown {
+		return exitUnknown
+	}
+	return 0
 }
+
+// exitUnknown is the exit code of a supervisor that does not know whether what it had
+// told of as alive has gone.
+const exitUnknown = 1
 
 // hello is a helper's first word. With it goes a pidfd of the helper, by which
 // the caller can end it without a doubt who it is.
@@ -694,6 +705,7 @@ func (s *server) giveUp() {
 func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 	r := s.run
 	r.over, r.result = true, result
+	s.unknown = s.unknown || r.gaveUp && result != outcome.Empty
 	if _, begun := r.ladder.Begun(); begun && result == outcome.Empty && !r.gaveUp {
 		s.rung(outcome.StepEmpty, 0)
 	}

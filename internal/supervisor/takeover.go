@@ -56,10 +56,9 @@ func init() {
 	runtime.LockOSThread()
 	if name == guardName {
 		serveGuard()
-	} else {
-		serve()
+		syscall.Exit(0)
 	}
-	syscall.Exit(0)
+	syscall.Exit(serve())
 }
 
 func refuse(why string) {
