@@ -1,14 +1,17 @@
 package adapter
 
 import (
+	"errors"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"curfew/fixtures"
 	"curfew/internal/supervisor"
+	"curfew/outcome"
 )
 
 // trackedVariable is how often each fixture is brought to each end while trees are
@@ -70,4 +73,37 @@ func TestTrackedTrees(t *testing.T) {
 	}
 	most, span := sizeOf(t, trackedTreesVariable, 30)
 	crew.random(most, span)
+}
+
+// Who was alive when scans gave up on it, and has gone since, is known to have: the
+// supervisor ends with that knowledge. Suspects keep it from knowing; so there are some
+// tries, for what else runs here.
+func TestTrackedSurvivor(t *testing.T) {
+	if testing.Short() {
+		t.Skip("what it tests is in other processes")
+	}
+	t.Setenv(supervisor.TrackerVariable, "1")
+	f := newFreezer(t)
+	for tries := 1; ; tries++ {
+		a := &Adapter{}
+		stuck := newHeldPipe(t)
+		c := heldBy(stuck, `echo $$ >"$FREEZER"/cgroup.procs; echo up; exec sleep `+tooLong)
+		c.Env = append(os.Environ(), "FREEZER="+f.dir)
+		c.Stop = StopPolicy{StdinGrace: -1, Grace: -1, KillWait: 100 * time.Millisecond}
+		s := startHeld(t, a, c)
+		f.freeze()
+		var failed *outcome.CleanupError
+		if err := s.Stop(t.Context()); !errors.As(err, &failed) || len(failed.Cleanup.Survivors) != 1 {
+			t.Errorf("Stop: %v", err)
+		}
+		f.thaw()
+		stuck.isFree(patience)
+		err := a.Shutdown(t.Context())
+		if err == nil {
+			return
+		}
+		if tries == 3 {
+			t.Fatalf("Shutdown: %v", err)
+		}
+	}
 }
