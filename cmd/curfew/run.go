@@ -36,7 +36,7 @@ type runFlags struct {
 	clearEnv    bool
 	tempDir     bool
 	stateDir    string
-	withParent  bool
+	withParent  parentFlag
 	stdinEOF    span
 	onStdinEOF  bool // --stdin-eof was given; its 0 is no time at all
 }
@@ -119,7 +119,8 @@ func newRunCommand() *cobra.Command {
 	flags.BoolVar(&f.clearEnv, "clear-env", false, "begin with an empty environment")
 	flags.BoolVar(&f.tempDir, "temp-dir", false, "give CLI a private TMPDIR, which is removed in the end")
 	flags.StringVar(&f.stateDir, "state-dir", "", "keep a journal of what runs, and how it ended, in the directory\n`DIR`")
-	flags.BoolVar(&f.withParent, "with-parent", false, "stop when the process that started curfew is gone")
+	flags.Var(&f.withParent, "with-parent", "stop when the process that started curfew is gone; with a PID also if that is not the one, so that it can be gone before curfew looks")
+	flags.Lookup("with-parent").NoOptDefVal = "true"
 	flags.Var(&f.stdinEOF, "stdin-eof", "when stdin ends, give CLI this time to end by itself, then stop it")
 	return cmd
 }
@@ -143,8 +144,8 @@ func (f *runFlags) run(argv []string) int {
 		v.say("stopping: %v", cause)
 		cancel(cause)
 	}
-	if f.withParent {
-		gone, err := followParent()
+	if f.withParent.on {
+		gone, err := followParent(f.withParent.pid)
 		if err != nil {
 			v.say("%v", err)
 			return exitFailed

@@ -194,9 +194,22 @@ func TestWithParentAlive(t *testing.T) {
 		"curfew run --with-parent -- echo hi",
 		"(curfew run --with-parent -- echo hi)",
 		"exec curfew run --with-parent -- echo hi",
+		"curfew run --with-parent=$$ -- echo hi; true",
+		"curfew run --with-parent=false -- echo hi",
 	} {
 		if got := runToEnd(t, exec.Command("sh", "-c", script)); got.code != 0 || got.stdout != "hi\n" || got.stderr != "" {
 			t.Errorf("%s: %+v", script, got)
+		}
+	}
+}
+
+// Who is said to have started curfew and has not, or is gone, is not waited for.
+func TestWithAnotherParent(t *testing.T) {
+	t.Parallel()
+	for pid, code := range map[string]int{"1": 123, "$PPID": 123, "-7": 125, "x": 125, "0": 125} {
+		got := runToEnd(t, exec.Command("sh", "-c", "curfew run --with-parent="+pid+" -- echo hi; exit $?"))
+		if got.code != code || got.stdout != "" || got.stderr == "" {
+			t.Errorf("%s: %+v, want code %d", pid, got, code)
 		}
 	}
 }

@@ -485,10 +485,11 @@ func hold(process string) error {
 
 // A caller is killed whose supervisor is suspended, and whose CLI suspends it
 // again and again: the guard sees to it that both end. So it does if it was suspended
-// itself, with a supervisor that is suspended or dead: the end of the caller wakes it.
+// itself, with a supervisor that is suspended or dead: the end of the caller wakes it,
+// and a supervisor too that has no guard any more.
 func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	t.Parallel()
-	for _, how := range []string{"again and again", "guard too", "guard, and the supervisor killed"} {
+	for _, how := range []string{"again and again", "guard too", "guard, and the supervisor killed", "after the guard was killed"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			suspendedSupervisor(t, how)
@@ -524,7 +525,19 @@ func suspendedSupervisor(t *testing.T, how string) {
 	if _, err := r.Read(buf[:1]); err != nil {
 		t.Fatalf("the CLI does not come to life: %v", err)
 	}
-	if how != "again and again" {
+	switch how {
+	case "again and again":
+	case "after the guard was killed":
+		if err := unix.PidfdSendSignal(guardFD, syscall.SIGKILL, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		// Its end resumes the supervisor, which is suspended only then.
+		wait([]unix.PollFd{{Fd: int32(guardFD), Events: unix.POLLIN}}, time.Now().Add(patience))
+		time.Sleep(20 * time.Millisecond)
+		if err := unix.PidfdSendSignal(fd, syscall.SIGSTOP, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+	default:
 		sig := syscall.SIGSTOP
 		if how != "guard too" {
 			sig = syscall.SIGKILL

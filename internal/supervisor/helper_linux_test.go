@@ -566,12 +566,15 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			signal := func(sig unix.Signal) {
-				if err := h.withPidfd(func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) }); err != nil {
-					t.Fatal(err)
-				}
+			// As long as somebody holds the other end of its socket it does not end.
+			held, err := h.conn.SyscallConn()
+			var copied int
+			if err == nil {
+				err = errors.Join(held.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }), err)
 			}
-			signal(unix.SIGSTOP)
+			if err != nil {
+				t.Fatal(err)
+			}
 			left := 0
 			if before {
 				p.Discard(h)
@@ -583,7 +586,7 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 			if !before {
 				p.Discard(h)
 			}
-			signal(unix.SIGCONT)
+			unix.Close(copied)
 			for end := time.Now().Add(patience); h.withPidfd(func(int) error { return nil }) == nil; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("nobody has reaped it")

@@ -40,6 +40,9 @@ const (
 
 func ownThread() int { return 0 }
 
+// beResumedBy does nothing: the signal that the kernel can send cannot be chosen here.
+func beResumedBy(int) {}
+
 // watchCaller returns what is readable when the caller, our parent, is gone: its end
 // of the socket can be held by a copy that it has forked.
 func watchCaller() int {

@@ -43,6 +43,20 @@ const (
 
 func ownThread() int { return unix.Gettid() }
 
+// beResumedBy has the kernel send us SIGCONT whenever something happens to our end of a
+// socket, its hanging up too: should somebody have suspended us, and be it after our
+// parent has died, the other end's next word, or its end, wakes us.
+func beResumedBy(socket int) {
+	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
+	for _, set := range [...]struct{ cmd, arg int }{
+		{unix.F_SETOWN, unix.Getpid()}, {unix.F_SETSIG, int(unix.SIGCONT)}, {unix.F_SETFL, flags | unix.O_ASYNC},
+	} {
+		if err == nil {
+			_, err = unix.FcntlInt(uintptr(socket), set.cmd, set.arg)
+		}
+	}
+}
+
 // watchCaller returns what is readable when the caller is gone: it has sent that.
 func watchCaller() int { return callerFD }
 

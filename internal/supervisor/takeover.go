@@ -90,6 +90,7 @@ func settle() {
 	unix.CloseOnExec(controlFD)
 	unix.CloseOnExec(callerFD)
 	closeOthers()
+	beResumedBy(controlFD)
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(memoryLimit)
 	runtime.GOMAXPROCS(2)
