@@ -106,19 +106,41 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 // and its supervisors' trees fall to it. A guard that does not stay awake is
 // lost.
 func (g *Guard) awake(until time.Time, read func(look time.Time) error) error {
-	for asleep := 0; ; {
+	asleep := 0
+	return patiently(until, read, func() error {
+		if g.pid != 0 && proctree.Suspended(g.pid) {
+			if asleep++; asleep > suspendedFor/2 || g.resume() != nil {
+				return errGuardLost
+			}
+		}
+		return nil
+	})
+}
+
+// patiently calls read with a time limit again and again, and between in between, until
+// one of them says something else than that nothing has come, or until has come. If we
+// had no turn ourselves for a while, as when the machine stood still, who is awaited may
+// have had none either: it gets that time again, for the first three times.
+func patiently(until time.Time, read func(look time.Time) error, between func() error) error {
+	for stills := 0; ; {
 		look := time.Now().Add(lookEvery)
 		if look.After(until) {
 			look = until
 		}
 		err := read(look)
-		if !errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(until) {
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
-		if g.pid != 0 && proctree.Suspended(g.pid) {
-			if asleep++; asleep > suspendedFor/2 || g.resume() != nil {
-				return errGuardLost
-			}
+		now := time.Now()
+		if late := now.Sub(look); late > lookEvery && stills < 3 {
+			until = now.Add(max(until.Sub(now), 0) + late)
+			stills++
+		}
+		if !now.Before(until) {
+			return err
+		}
+		if err := between(); err != nil {
+			return err
 		}
 	}
 }

@@ -192,7 +192,7 @@ func (h *Helper) greet(ctx context.Context) error {
 	if h.guard != nil {
 		err = h.guard.awake(until, hear)
 	} else {
-		err = hear(until)
+		err = patiently(until, hear, func() error { return nil })
 	}
 	if !over() {
 		return context.Cause(ctx)
@@ -262,7 +262,10 @@ func (h *Helper) receive() (n int, files []int, err error) {
 		n, files, _, failed = receive(int(fd), h.buf, oob[:])
 		return failed != unix.EAGAIN
 	})
-	if err == nil && failed == nil && n == 0 {
+	switch {
+	case failed == unix.EAGAIN: // the time was over, which err says
+		failed = nil
+	case err == nil && failed == nil && n == 0:
 		failed = io.EOF
 	}
 	return n, files, errors.Join(failed, err)
