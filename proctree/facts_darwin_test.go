@@ -257,7 +257,7 @@ func TestFacts(t *testing.T) {
 		}},
 		{"a fork and an exit are told", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sh", "-c", "read x <&3; /bin/sleep 0; read x <&3")
-			news, err := newsPipe()
+			news, err := NewsPipe()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -95,7 +95,7 @@ func OpenTracked(dir, boot string) (*Tracked, error) {
 	if t.root, err = OpenFile("/", unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
-	if t.news, err = newsPipe(); err != nil {
+	if t.news, err = NewsPipe(); err != nil {
 		return nil, err
 	}
 	if t.watch, err = newWatcher(t.news[1]); err != nil {
@@ -109,8 +109,8 @@ func OpenTracked(dir, boot string) (*Tracked, error) {
 	return t, nil
 }
 
-// newsPipe makes a pipe of which neither end blocks.
-func newsPipe() (p [2]int, err error) {
+// NewsPipe makes a pipe of which neither end blocks or is inherited.
+func NewsPipe() (p [2]int, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := unix.Pipe(p[:]); err != nil {
@@ -369,7 +369,7 @@ func (t *Tracked) Terminate(sig syscall.Signal, leader bool, until time.Time) (r
 			if !until.IsZero() && !time.Now().Before(until) {
 				return reached
 			}
-			if r.PID == t.leader || t.had(r) || t.table.Signal(&r, sig) != nil {
+			if r.PID == t.leader || t.signalled(r) >= 0 || t.table.Signal(&r, sig) != nil {
 				continue
 			}
 			t.note(r, sig)
@@ -472,14 +472,14 @@ func (t *Tracked) StartRuledOut() bool {
 	return len(own) > 0 && !slices.ContainsFunc(own, func(r Row) bool { return !t.table.neverExecuted(r.PID) })
 }
 
-func (t *Tracked) had(r Row) bool {
-	return slices.ContainsFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
+// signalled returns where in t.ended the process of r is; -1 if it got no signal.
+func (t *Tracked) signalled(r Row) int {
+	return slices.IndexFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
 }
 
 // note notes that sig was sent to the process of r.
 func (t *Tracked) note(r Row, sig syscall.Signal) {
-	i := slices.IndexFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
-	switch {
+	switch i := t.signalled(r); {
 	case i >= 0:
 		t.ended[i].signal = sig
 	case len(t.ended) == maxListed:

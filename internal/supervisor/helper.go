@@ -472,6 +472,24 @@ func (h *Helper) Close(limit time.Duration) bool {
 	return true
 }
 
+// reapChild reaps our child by its pid, if it has ended, and reports whether there is
+// none any more. h.end is held.
+func (h *Helper) reapChild() bool {
+	for h.child != 0 {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
+		switch {
+		case err == unix.EINTR:
+		case pid == h.child || err != nil:
+			h.clean = err == nil && status == 0
+			h.child = 0 // never asked for again: the number is free now
+		default:
+			return false
+		}
+	}
+	return true
+}
+
 // Gone waits until nothing is left of what a helper has held that was let go of
 // with survivors, at most until the given time, and reports whether that is
 // known: the helper ends when its tree is empty, and its guard knows it for sure.

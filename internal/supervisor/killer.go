@@ -44,9 +44,8 @@ const (
 // strike strikes as long as there is progress, and then sets when to strike
 // again, at most slowest later. Striking comes first and reaping only when a
 // pass finds nothing new, and in a crowd when a pass below does not either: a
-// zombie keeps its place under a task limit. What
-// reaping brings is told to news, which says whether to go on; interrupted is
-// asked between two passes.
+// zombie keeps its place under a task limit. What reaping brings is told to news,
+// which says whether to go on; interrupted is asked between two passes.
 func (k *killer) strike(tree tree, now time.Time, slowest time.Duration, news func(proctree.Event) bool, interrupted func() bool) {
 	if k.clear && now.Before(k.next) {
 		return

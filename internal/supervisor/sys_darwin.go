@@ -100,15 +100,9 @@ func newSocketpair() (pair [2]int, err error) {
 // notifier returns a descriptor that becomes readable when something is written to the
 // other one.
 func notifier() (fd, tell int, err error) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	var p [2]int
-	if err := unix.Pipe(p[:]); err != nil {
+	p, err := proctree.NewsPipe()
+	if err != nil {
 		return -1, -1, fmt.Errorf("pipe: %w", err)
-	}
-	for _, fd := range p {
-		unix.CloseOnExec(fd)
-		_ = unix.SetNonblock(fd, true) // it is a pipe: this cannot fail
 	}
 	return p[0], p[1], nil
 }
@@ -165,19 +159,7 @@ func (h *Helper) resume() error {
 func (h *Helper) ended() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
-	for h.child != 0 {
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
-		switch {
-		case err == unix.EINTR:
-		case pid == h.child || err != nil:
-			h.clean = err == nil && status == 0
-			h.child = 0 // never asked for again: the number is free now
-		default:
-			return false
-		}
-	}
-	return true
+	return h.reapChild()
 }
 
 // awaitEnd waits until the helper is dead, and does not reap it.

@@ -149,33 +149,22 @@ func (h *Helper) ended() bool {
 		n, _ := unix.Poll(fds[:], 0)
 		return n > 0
 	}
-	for h.child != 0 {
-		if h.pidfd >= 0 {
-			// Exact, where the caller reaps every child itself and the number
-			// is another child's by now.
-			var info unix.Siginfo
-			switch err := unix.Waitid(unix.P_PIDFD, h.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil); {
-			case err == unix.EINTR:
-				continue
-			case err == nil && info.Signo == 0:
-				return false
-			case err != unix.EINVAL: // which Linux 5.3 answers
-				h.child, h.clean = 0, err == nil && endedWithZero(&info)
-				return true
-			}
-		}
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
-		switch {
+	for h.child != 0 && h.pidfd >= 0 {
+		// Exact, where the caller reaps every child itself and the number
+		// is another child's by now.
+		var info unix.Siginfo
+		switch err := unix.Waitid(unix.P_PIDFD, h.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil); {
 		case err == unix.EINTR:
-		case pid == h.child || err != nil:
-			h.clean = err == nil && status == 0
-			h.child = 0 // never asked for again: the number is free now
-		default:
+			continue
+		case err == nil && info.Signo == 0:
 			return false
+		case err != unix.EINVAL: // which Linux 5.3 answers
+			h.child, h.clean = 0, err == nil && endedWithZero(&info)
+			return true
 		}
+		break
 	}
-	return true
+	return h.reapChild()
 }
 
 // endedWithZero reads what waitid has said: exit code 0, and no signal. The
