@@ -77,7 +77,7 @@ const keepSwept = 256
 
 func serveGuard() {
 	settle()
-	g := &warden{control: controlFD, caller: callerFD, exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}, dead: map[int]bool{},
+	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}, dead: map[int]bool{},
 		duties: map[int]*Duties{}, remove: (*TempDir).removal}
 	dir, err := holdState()
 	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
@@ -137,7 +137,7 @@ func (g *warden) step() bool {
 	}
 	g.seeDead()
 	if n == 4 {
-		gone := fds[3].Revents&unix.POLLIN != 0 && !isNull(g.caller)
+		gone := fds[3].Revents&unix.POLLIN != 0
 		if fds[2].Revents != 0 && !g.listen() || gone {
 			// The supervisors see the same and end by themselves.
 			g.callerGone = true

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,6 +31,7 @@ const patience = 20 * time.Second
 
 func init() {
 	roles["changes"] = changesRole
+	roles["exits traced"] = exitsTracedRole
 	roles["drops root"] = dropsRootRole
 	roles["namespaces"] = namespacesRole
 	roles["client"] = clientRole
@@ -626,4 +628,170 @@ func TestLateStopIsNotForTheNext(t *testing.T) {
 		t.Errorf("wrote %q, %+v, %v", out, done, err)
 	}
 	p.Put(h)
+}
+
+// cpuTime is the CPU time that a process has used, all its threads included.
+func cpuTime(pid int) (time.Duration, error) {
+	// The clock of another process, as clock_getcpuclockid computes it.
+	const schedClock = 2
+	var ts unix.Timespec
+	err := unix.ClockGettime(int32(^pid<<3|schedClock), &ts)
+	return time.Duration(ts.Nano()), err
+}
+
+// A helper that has nothing to do uses no CPU time: after one invocation, after many
+// at once, and after a supervisor was lost.
+func TestIdleHelpersUseNoCPUTime(t *testing.T) {
+	var p Pool
+	defer p.Close()
+	h, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	helpers := map[string]int{"guard": h.guard.pid, "first supervisor": h.pid}
+	p.Put(h)
+	rests := func(after string) {
+		t.Helper()
+		const watched = 500 * time.Millisecond
+		before := map[string]time.Duration{}
+		for name, pid := range helpers {
+			if before[name], err = cpuTime(pid); err != nil {
+				t.Fatalf("after %s: %s: %v", after, name, err)
+			}
+		}
+		time.Sleep(watched)
+		for name, pid := range helpers {
+			now, err := cpuTime(pid)
+			if used := now - before[name]; err != nil || used > watched/10 {
+				t.Errorf("after %s: the %s has used %v of %v, %v", after, name, used, watched, err)
+			}
+		}
+	}
+	for range 3 {
+		if _, _, pid, err := runCLI(&p, settings(), "true"); err != nil || pid != h.pid {
+			t.Fatalf("on helper %d, want %d: %v", pid, h.pid, err)
+		}
+		rests("an invocation")
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 5 {
+				if _, _, _, err := runCLI(&p, settings(), "sh", "-c", "true & setsid true & true"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	p.mu.Lock()
+	for i, h := range p.idle {
+		helpers[fmt.Sprintf("idle supervisor %d", i)] = h.pid
+	}
+	p.mu.Unlock()
+	rests("many invocations")
+	lost, err := p.Get(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, pid := range helpers {
+		if pid == lost.pid {
+			delete(helpers, name)
+		}
+	}
+	if _, _, err := runOn(lost, settings(), "sh", "-c", "setsid sleep "+tooLong+" & kill -9 $PPID; sleep "+tooLong); err == nil {
+		t.Fatal("the supervisor was not killed")
+	}
+	if _, err := lost.Swept(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	p.Discard(lost)
+	rests("a supervisor was lost")
+}
+
+// A leader that somebody traces has exited and cannot be reaped. Its supervisor waits
+// for that without using CPU time.
+func TestTracedLeaderUsesNoCPUTime(t *testing.T) {
+	t.Parallel()
+	var p Pool
+	defer p.Close()
+	env := append(os.Environ(), roleVar+"=exits traced")
+	h, held := heldRun(t, &p, settings(), env, os.Args[0])
+	pid := h.pid
+	used := func() time.Duration {
+		cpu, err := cpuTime(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cpu
+	}
+	const watched = 500 * time.Millisecond
+	before := used()
+	time.Sleep(watched)
+	if cpu := used() - before; cpu > watched/10 {
+		t.Errorf("the supervisor has used %v of %v", cpu, watched)
+	}
+	if err := h.Stop(StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+		t.Error(err)
+	}
+	atEOF(t, held)
+	p.Discard(h)
+}
+
+// exitsTracedRole is a leader that exits while a child of it, in a session of its own,
+// traces it. The child lets it go when it is killed.
+func exitsTracedRole(args []string) error {
+	if len(args) == 0 {
+		tracer := exec.Command(os.Args[0], strconv.Itoa(os.Getpid()))
+		tracer.Env = append(os.Environ(), roleVar+"=exits traced")
+		tracer.Stdout, tracer.Stderr = os.Stdout, os.Stdout
+		tracer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := tracer.Start(); err != nil {
+			return err
+		}
+		for tracedBy := ""; tracedBy != strconv.Itoa(tracer.Process.Pid); time.Sleep(time.Millisecond) {
+			status, err := os.ReadFile("/proc/self/status")
+			if err != nil {
+				return err
+			}
+			_, rest, _ := strings.Cut(string(status), "TracerPid:")
+			tracedBy, _, _ = strings.Cut(strings.TrimSpace(rest), "\n")
+		}
+		os.Exit(0)
+	}
+	runtime.LockOSThread()
+	pid, _ := strconv.Atoi(args[0])
+	if err := unix.PtraceSeize(pid); err != nil {
+		return os.NewSyscallError("PTRACE_SEIZE", err)
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		status, err := os.ReadFile("/proc/" + args[0] + "/status")
+		if err != nil || time.Now().After(end) {
+			return fmt.Errorf("the leader does not become a zombie: %v", err)
+		}
+		if strings.Contains(string(status), "\nState:\tZ") {
+			break
+		}
+	}
+	fmt.Println("ready")
+	time.Sleep(50 * time.Second)
+	return nil
+}
+
+// What stands for a pidfd that could not be had is not polled: it is always ready.
+func TestPollable(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/dev/null", "/"} {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if got := pollable(int(f.Fd())); got != -1 {
+			t.Errorf("%s: got %d, want -1", path, got)
+		}
+	}
+	if fd := pidfd(t, os.Getpid()); pollable(fd) != fd {
+		t.Error("a pidfd is not polled")
+	}
 }

@@ -84,17 +84,19 @@ type run struct {
 	ladder   proctree.Ladder
 
 	startDone bool
-	report    Done
-	stopping  bool // the ladder was begun by a stop, not for leftovers
-	lingerEnd time.Time
-	lookAgain time.Time // when to see whether the leftovers still hold a file
-	lookWait  time.Duration
-	killer    killer
-	gaveUp    bool // reported, or about to be; going on in the background
-	over      bool // the tree is empty
-	told      bool // reported
-	cleaned   bool // the temporary directory was seen to
-	result    outcome.CleanupResult
+	// leaderHeard: the leader's descriptor was readable, and is not polled again.
+	leaderHeard bool
+	report      Done
+	stopping    bool // the ladder was begun by a stop, not for leftovers
+	lingerEnd   time.Time
+	lookAgain   time.Time // when to see whether the leftovers still hold a file
+	lookWait    time.Duration
+	killer      killer
+	gaveUp      bool // reported, or about to be; going on in the background
+	over        bool // the tree is empty
+	told        bool // reported
+	cleaned     bool // the temporary directory was seen to
+	result      outcome.CleanupResult
 }
 
 // serve returns the exit code, which is not 0 if the caller was told of survivors and
@@ -150,26 +152,36 @@ func (s *server) step() bool {
 	if s.run == nil && s.callerGone && !s.errands.left() {
 		return false
 	}
+	// Each descriptor is polled only while this step also reads it: one that
+	// stays readable would make an idle loop spin. Poll skips -1.
 	fds := [5]unix.PollFd{
-		{Fd: int32(s.tree.FD()), Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN}, // which poll passes over
+		{Fd: -1, Events: unix.POLLIN},
+		{Fd: -1, Events: unix.POLLIN},
 		s.errands.pollFD(),
 		{Fd: int32(s.control), Events: unix.POLLIN},
 		{Fd: int32(s.caller), Events: unix.POLLIN},
 	}
-	if s.run != nil && !s.run.ladder.Killing() && !s.run.gaveUp && !s.run.over {
+	if r := s.run; r != nil && !r.over {
+		fds[0].Fd = int32(s.tree.FD())
 		// While killing, an exited leader can stay unreaped for a while.
-		fds[1].Fd = int32(s.tree.LeaderFD())
+		if !r.ladder.Killing() && !r.gaveUp && !r.leaderHeard {
+			fds[1].Fd = int32(s.tree.LeaderFD())
+		}
 	}
 	n := 5
 	if s.callerGone {
 		n = 3
 	}
 	wait(fds[:n], s.wake())
+	if fds[1].Revents != 0 {
+		// A leader that is traced has exited and cannot be reaped yet; the
+		// tree's descriptor reports when it can.
+		s.run.leaderHeard = true
+	}
 	if n == 5 {
 		// The caller's pidfd counts too: a forked copy of the caller can keep
-		// the socket open. /dev/null, in place of a pidfd, is always readable.
-		gone := fds[4].Revents&unix.POLLIN != 0 && !isNull(s.caller) || s.hangUp
+		// the socket open.
+		gone := fds[4].Revents&unix.POLLIN != 0 || s.hangUp
 		if fds[3].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
@@ -184,9 +196,14 @@ func (s *server) step() bool {
 	return true
 }
 
-func isNull(fd int) bool {
+// pollable returns fd, or -1 if it stands for a pidfd that could not be had:
+// /dev/null or a directory, which poll always reports as ready.
+func pollable(fd int) int {
 	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return -1
+	}
+	return fd
 }
 
 // wait polls until something is ready or the time has come; the zero time never

@@ -48,7 +48,7 @@ func beResumedBy(int) {}
 func watchCaller() int {
 	kq, err := unix.Kqueue()
 	if err != nil {
-		return callerFD // its end of the socket has to do
+		return -1 // its end of the socket has to do
 	}
 	unix.CloseOnExec(kq)
 	change := []unix.Kevent_t{{

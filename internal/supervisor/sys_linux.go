@@ -57,8 +57,9 @@ func beResumedBy(socket int) {
 	}
 }
 
-// watchCaller returns what is readable when the caller is gone: it has sent that.
-func watchCaller() int { return callerFD }
+// watchCaller returns a descriptor that is readable when the caller is gone, which
+// the caller has sent; -1 if there is none.
+func watchCaller() int { return pollable(callerFD) }
 
 // poll waits until something is ready or the time has come; the zero time never
 // comes.
