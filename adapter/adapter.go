@@ -231,7 +231,7 @@ func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why 
 			case <-v.done:
 				errs <- v.awaitGone(ctx)
 			case <-ctx.Done():
-				errs <- context.Cause(ctx)
+				errs <- errLate
 			}
 		}()
 	}
@@ -242,7 +242,7 @@ func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why 
 	late := false
 	for range len(running) + len(unproven) {
 		err := <-errs
-		if ctx.Err() != nil && err == context.Cause(ctx) {
+		if err == errLate {
 			late = true // which is said once
 			continue
 		}
@@ -253,6 +253,10 @@ func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why 
 	}
 	return errors.Join(all...)
 }
+
+// errLate means that a context ended first. Its cause is the caller's, which need
+// not be comparable.
+var errLate = errors.New("adapter: the context ended first")
 
 // Shutdown refuses new work, ends everything that is running all at once, waits
 // for it, tries once more where something is not shown to be gone, and releases

@@ -597,6 +597,36 @@ func TestOneWriterForBoth(t *testing.T) {
 	}
 }
 
+// Go cannot compare every value, also of types that are comparable.
+type wrappedWriter struct{ io.Writer }
+
+type manyWriters []io.Writer
+
+func (m manyWriters) Write(p []byte) (int, error) { return m[0].Write(p) }
+
+type manyErrors []error
+
+func (manyErrors) Error() string { return "many errors" }
+
+func TestValuesThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	var out bytes.Buffer
+	c := sh("echo one")
+	c.Stdout, c.Stderr = wrappedWriter{manyWriters{&out}}, wrappedWriter{manyWriters{io.Discard}}
+	if _, err := run(t, a, c); err != nil || out.String() != "one\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+
+	s := start(t, a, Command{Path: "sleep", Args: []string{"60"}, Owner: "it", Stop: StopPolicy{Grace: -1}})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(manyErrors{})
+	if _, err := a.StopOwner(ctx, "it"); err == nil || err.Error() != "many errors" {
+		t.Errorf("StopOwner of a context that has ended: %v", err)
+	}
+	<-s.Done()
+}
+
 // The end of one invocation leaves another alone.
 func TestNeighbourIsUntouched(t *testing.T) {
 	t.Parallel()

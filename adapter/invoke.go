@@ -449,8 +449,8 @@ func (v *invocation) mark() string { return supervisor.Mark(v.id) }
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
 
 // awaitGone tries once more to see the tree gone, if v is over without that. It
-// blocks no longer than retryLimit, or until ctx ends. If the guard is lost too,
-// nobody can know any more.
+// blocks no longer than retryLimit, or until ctx ends, which is errLate. If the guard
+// is lost too, nobody can know any more.
 func (v *invocation) awaitGone(ctx context.Context) error {
 	if v.cleanupErr() == nil {
 		return nil
@@ -476,7 +476,7 @@ func (v *invocation) awaitGone(ctx context.Context) error {
 		}
 		return v.cleanupErr()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return errLate
 	}
 }
 
@@ -825,10 +825,10 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 	return nil
 }
 
-// sameWriter reports whether a and b are one writer. Not every type can be
-// compared.
+// sameWriter reports whether a and b are one writer. Not every value can be
+// compared: a comparable type can hold an interface with something in it that is not.
 func sameWriter(a, b io.Writer) bool {
-	return reflect.TypeOf(a) == reflect.TypeOf(b) && reflect.TypeOf(a).Comparable() && a == b
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 func (v *invocation) maxOutput() int64 {

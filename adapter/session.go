@@ -238,7 +238,11 @@ func (s *Session) Signal(sig syscall.Signal) error { return s.v.signal(sig) }
 func (s *Session) Stop(ctx context.Context) error {
 	select {
 	case <-s.v.done:
-		return s.v.awaitGone(ctx)
+		err := s.v.awaitGone(ctx)
+		if err == errLate {
+			err = context.Cause(ctx)
+		}
+		return err
 	default:
 	}
 	if s.out != nil && s.out.atEnd() {
