@@ -131,7 +131,8 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 // is nil if the command succeeded, and otherwise outcome.ErrNotStarted (with an
 // *outcome.StartError), an *outcome.ExitError, or outcome.ErrUnknown, in which
 // errors.Is finds context.Canceled or context.DeadlineExceeded and the cause of
-// ctx.
+// ctx. An *outcome.CopyError is in it for each of Stdin, Stdout and Stderr that
+// failed, also if the command succeeded.
 //
 // Nothing is ever retried: after outcome.ErrUnknown the program may have done
 // what it was asked to do.

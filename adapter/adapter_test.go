@@ -13,9 +13,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -478,7 +480,7 @@ func TestStdin(t *testing.T) {
 		t.Parallel()
 		c := sh("exit 0")
 		c.Stdin = strings.NewReader(strings.Repeat("x", 1<<20))
-		if o, err := run(t, a, c); err != nil || o.Output.StdinError == "" {
+		if o, err := run(t, a, c); err != nil || o.Output.StdinError != "broken pipe" && o.Output.StdinError != errStdinLeft.Error() {
 			t.Errorf("%+v, %v", o.Output, err)
 		}
 	})
@@ -488,15 +490,54 @@ func TestStdin(t *testing.T) {
 		t.Cleanup(func() { w.Close() })
 		c := sh("exit 3")
 		c.Stdin = r
-		if o, _ := run(t, a, c); o.Exit == nil || o.Exit.Code != 3 || o.Output.Abandoned != 1 {
+		if o, _ := run(t, a, c); o.Exit == nil || o.Exit.Code != 3 || o.Output.Abandoned != 1 || o.Output.StdinError != errStdinLeft.Error() {
 			t.Errorf("%+v, %+v", o.Exit, o.Output)
 		}
 	})
-	t.Run("a reader that fails", func(t *testing.T) {
+	t.Run("until the stop", func(t *testing.T) {
 		t.Parallel()
-		c := Command{Path: "cat", Stdin: io.MultiReader(strings.NewReader("some"), failingReader{})}
-		if o, err := run(t, a, c); err != nil || string(o.Stdout) != "some" || o.Output.StdinError != "no more" {
-			t.Errorf("%q, %+v, %v", o.Stdout, o.Output, err)
+		r, w := io.Pipe()
+		t.Cleanup(func() { w.Close() })
+		c := Command{Path: "cat", Stdin: r, Timeout: 100 * time.Millisecond}
+		if o, _ := run(t, a, c); o.Output.Abandoned != 1 || o.Output.StdinError != errStdinStopped.Error() {
+			t.Errorf("%+v, %+v", o.Exit, o.Output)
+		}
+	})
+	full := &ownError{"no more"}
+	for name, tt := range map[string]struct {
+		do   func(p []byte) (int, error)
+		text string
+		is   error
+	}{
+		"error":           {func([]byte) (int, error) { return 0, full }, "no more", full},
+		"too much":        {func(p []byte) (int, error) { return len(p) + 1, nil }, "it returned a count that cannot be", nil},
+		"less than none":  {func(p []byte) (int, error) { return -1, nil }, "it returned a count that cannot be", nil},
+		"panic":           {func(p []byte) (int, error) { panic("oops") }, "it panicked: oops", nil},
+		"goroutine ended": {func(p []byte) (int, error) { runtime.Goexit(); return 0, nil }, "it called runtime.Goexit", nil},
+	} {
+		t.Run("a reader that fails/"+name, func(t *testing.T) {
+			t.Parallel()
+			c := Command{Path: "cat", Stdin: io.MultiReader(strings.NewReader("some"), onRead(tt.do))}
+			o, err := run(t, a, c)
+			var copying *outcome.CopyError
+			if o.Status != outcome.Succeeded || string(o.Stdout) != "some" || o.Output.StdinError != tt.text ||
+				!errors.As(err, &copying) || copying.Stream != "stdin" || tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("%q, %+v, %v", o.Stdout, o.Output, err)
+			}
+		})
+	}
+	t.Run("a reader that returns nothing for ever", func(t *testing.T) {
+		t.Parallel()
+		var calls atomic.Int64
+		c := Command{Path: "sleep", Args: []string{"0.2"}, Stdin: onRead(func([]byte) (int, error) { calls.Add(1); return 0, nil })}
+		o, err := run(t, a, c)
+		if err != nil || o.Output.Abandoned != 0 || o.Output.StdinError != errStdinLeft.Error() {
+			t.Errorf("%+v, %v", o.Output, err)
+		}
+		n := calls.Load()
+		time.Sleep(20 * time.Millisecond)
+		if more := calls.Load() - n; more > 0 || n > 2000 {
+			t.Errorf("%d calls, and %d after the end", n, more)
 		}
 	})
 	t.Run("a file", func(t *testing.T) {
@@ -518,9 +559,10 @@ type onWrite func()
 
 func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-type failingReader struct{}
+// onRead is a reader that calls the function.
+type onRead func(p []byte) (int, error)
 
-func (failingReader) Read([]byte) (int, error) { return 0, errors.New("no more") }
+func (f onRead) Read(p []byte) (int, error) { return f(p) }
 
 type blockedWriter struct{ until chan struct{} }
 
@@ -551,19 +593,89 @@ func TestBlockedWriter(t *testing.T) {
 	isEmpty(t, o)
 }
 
-type failingWriter struct{ n int }
+// badWriter counts its calls, of which each after the first good ones does do.
+type badWriter struct {
+	good int
+	do   func(p []byte) (int, error)
+	n    atomic.Int32
+}
 
-func (w *failingWriter) Write(p []byte) (int, error) { w.n++; return 0, errors.New("disk full") }
+func (w *badWriter) Write(p []byte) (int, error) {
+	if int(w.n.Add(1)) <= w.good {
+		return len(p), nil
+	}
+	return w.do(p)
+}
 
+type ownError struct{ what string }
+
+func (e *ownError) Error() string { return e.what }
+
+// sulkyError has an Error method that panics.
+type sulkyError struct{}
+
+func (sulkyError) Error() string { panic("no text") }
+
+// When the Writer fails, the CLI's pipe is closed: it gets SIGPIPE, as with os/exec.
+// The Writer is not called again.
 func TestWriterThatFails(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
-	w := &failingWriter{}
-	c := sh("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done; exit 4")
-	c.Stdout = w
-	o, _ := run(t, a, c)
-	if o.Exit == nil || o.Exit.Code != 4 || w.n != 1 || o.Output.Stdout.WriteError != "disk full" || o.Output.Stdout.Seen != 220000 {
-		t.Errorf("%+v, %d writes, %+v", o.Exit, w.n, o.Output)
+	full := &ownError{"disk full"}
+	for name, tt := range map[string]struct {
+		do   func(p []byte) (int, error)
+		text string
+		is   error
+	}{
+		"error":               {func([]byte) (int, error) { return 0, full }, "disk full", full},
+		"broken pipe":         {func([]byte) (int, error) { return 0, syscall.EPIPE }, "broken pipe", syscall.EPIPE},
+		"short":               {func(p []byte) (int, error) { return len(p) - 1, nil }, "short write", io.ErrShortWrite},
+		"too much":            {func(p []byte) (int, error) { return len(p) + 1, nil }, "it returned a count that cannot be", nil},
+		"less than none":      {func(p []byte) (int, error) { return -1, nil }, "it returned a count that cannot be", nil},
+		"panic":               {func(p []byte) (int, error) { panic("oops") }, "it panicked: oops", nil},
+		"panic with an error": {func(p []byte) (int, error) { panic(full) }, "it panicked: disk full", full},
+		"goroutine ended":     {func(p []byte) (int, error) { runtime.Goexit(); return 0, nil }, "it called runtime.Goexit", nil},
+		"bad error":           {func(p []byte) (int, error) { return 0, sulkyError{} }, "an error whose Error method panics", sulkyError{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &badWriter{good: 1, do: tt.do}
+			o, err := run(t, a, Command{Path: "yes", Stdout: w, Timeout: time.Minute})
+			if o.Status != outcome.Failed || o.Exit.Signal != int(syscall.SIGPIPE) || w.n.Load() != 2 || o.Output.Stdout.WriteError != tt.text ||
+				o.Output.DrainIncomplete || o.Output.Abandoned != 0 {
+				t.Errorf("%s, %+v, %d writes, %+v", o.Status, o.Exit, w.n.Load(), o.Output)
+			}
+			var exit *outcome.ExitError
+			var copying *outcome.CopyError
+			if !errors.As(err, &exit) || !errors.As(err, &copying) || copying.Stream != "stdout" || tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
+// A CLI that has succeeded and whose output is lost gives an error, as with os/exec.
+func TestOutputIsLost(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	full := &ownError{"disk full"}
+	fails := func() io.Writer { return &badWriter{do: func([]byte) (int, error) { return 0, full }} }
+	c := sh("echo out; echo err >&2")
+	c.Stdout, c.Stderr = fails(), fails()
+	o, err := run(t, a, c)
+	var own *ownError
+	if o.Status != outcome.Succeeded || !errors.As(err, &own) || own != full ||
+		err.Error() != "curfew: sh: exit code 0; incomplete stdout: disk full; incomplete stderr: disk full" {
+		t.Errorf("%s, %v", o.Status, err)
+	}
+
+	until := make(chan struct{})
+	defer close(until)
+	c = sh("echo out")
+	c.Stdout, c.Stop.Drain = blockedWriter{until}, 100*time.Millisecond
+	o, err = run(t, a, c)
+	if o.Status != outcome.Succeeded || err == nil || o.Output.Abandoned != 1 || o.Output.Stdout.WriteError == "" {
+		t.Errorf("%s, %+v, %v", o.Status, o.Output, err)
 	}
 }
 

@@ -31,13 +31,16 @@ type Command struct {
 	// Dir is the working directory; "" is the caller's.
 	Dir string
 	// Stdin is what the CLI reads. Nil is empty. An *os.File goes to the CLI
-	// itself; anything else is copied by a goroutine.
+	// itself; anything else is copied by a goroutine. If that fails or panics, the
+	// CLI's input ends, and the error holds an *outcome.CopyError.
 	Stdin io.Reader
 	// Stdout and Stderr get everything the CLI writes. Nil keeps it in the
 	// Outcome, up to MaxOutput bytes each. An *os.File goes to the CLI itself.
 	// If both are the same, comparable writer, at most one goroutine at a time
 	// writes to it. A writer that blocks holds up the CLI's output and nothing
-	// else.
+	// else. One that fails or panics is not called again: the CLI's pipe is closed,
+	// so that its next write gets SIGPIPE, and the error holds an
+	// *outcome.CopyError, also if the CLI succeeds.
 	Stdout, Stderr io.Writer
 	// ExtraFiles are the CLI's descriptors 3, 4 and so on; nil leaves one out.
 	ExtraFiles []*os.File

@@ -40,6 +40,8 @@ type invocation struct {
 	streams [2]*drain // which drain has stdout and stderr
 	written atomic.Int64
 
+	copyErrors []*outcome.CopyError
+
 	mu     sync.Mutex              // guards what follows
 	helper *supervisor.Helper      // nil until the request was sent
 	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
@@ -517,15 +519,15 @@ func (v *invocation) acknowledged(s *supervisor.Stopping) {
 	v.expect(time.Now().Add(v.ladder()))
 	v.mu.Unlock()
 	if s.CloseStdin {
-		v.closeStdin()
+		v.closeStdin(errStdinStopped)
 	}
 }
 
 // closeStdin ends the CLI's input, if we hold the other end.
-func (v *invocation) closeStdin() {
+func (v *invocation) closeStdin(why error) {
 	switch {
 	case v.feed != nil:
-		v.feed.close()
+		v.feed.close(why)
 	case v.session != nil && v.session.in != nil:
 		_ = v.session.in.Close() // again is no harm
 	}
@@ -601,19 +603,34 @@ func (v *invocation) collect() {
 	}
 	if d := v.streams[0]; d != nil {
 		o.Stdout, o.Output.Stdout = d.result()
+		v.incomplete("stdout", d.failure())
 	}
 	if d := v.streams[1]; d != nil && d != v.streams[0] {
 		o.Stderr, o.Output.Stderr = d.result()
+		v.incomplete("stderr", d.failure())
 	}
 	if v.feed != nil {
-		var abandoned bool
-		if o.Output.StdinError, abandoned = v.feed.finish(); abandoned {
+		own, abandoned, problem := v.feed.finish()
+		if problem != nil {
+			o.Output.StdinError = problem.Error()
+		}
+		if own {
+			v.incomplete("stdin", problem)
+		}
+		if abandoned {
 			o.Output.Abandoned++
 		}
 	}
-	v.closeStdin()
+	v.closeStdin(errStdinLeft)
 	if s := v.session; s != nil && s.out != nil {
 		s.out.finish()
+	}
+}
+
+// incomplete notes that a stream was not copied whole, unless err is nil.
+func (v *invocation) incomplete(stream string, err error) {
+	if err != nil {
+		v.copyErrors = append(v.copyErrors, &outcome.CopyError{Stream: stream, Err: err})
 	}
 }
 
@@ -640,6 +657,7 @@ func (v *invocation) end(f outcome.Facts, why outcome.Why) {
 	o.Status, o.Cause, o.Exit = outcome.Decide(f)
 	o.Ended = time.Now()
 	o.Elapsed = o.Ended.Sub(v.began)
+	why.Incomplete = v.copyErrors
 	o.SetErr(why)
 	v.delivered()
 	if v.a.log != nil {
@@ -780,7 +798,7 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 		if err != nil {
 			return err
 		}
-		v.feed = &feed{from: in, pipe: pipe, done: make(chan struct{})}
+		v.feed = &feed{from: in, pipe: pipe, done: make(chan struct{}), closed: make(chan struct{})}
 		q.Stdin = true
 		give(0, fd)
 	}
@@ -853,10 +871,7 @@ func (v *invocation) closeStreams() {
 	for _, d := range v.drains {
 		_ = d.pipe.Close()
 	}
-	if v.feed != nil {
-		_ = v.feed.pipe.Close()
-	}
-	v.closeStdin()
+	v.closeStdin(nil)
 	if s := v.session; s != nil && s.out != nil {
 		_ = s.out.Close()
 	}

@@ -5,7 +5,7 @@ import (
 	"io"
 	"os"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -101,47 +101,62 @@ type drain struct {
 
 	mu     sync.Mutex // guards keep and the rest once it runs
 	seen   int64
-	failed error
+	failed error // why to did not get everything
 	done   chan struct{}
 
 	turn  sync.Mutex // held while the stream is read and passed on; guards:
-	ended bool       // the end of the stream was read
+	ended bool       // the end of the stream was read, or to has failed
 	cut   bool       // nothing is to be read any more
 }
 
-var chunks = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+const chunkSize = 32 << 10
 
-// run copies until the end of the stream, or until it is cut off. A writer that
-// fails is not written to again; the stream is read on, so that the CLI does not
-// block.
+// chunks are buffers that no code of the caller's has ever had: a Reader can go on
+// writing to what it was given after it has returned.
+var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
+
+// run copies until the end of the stream, or until it is cut off. When the Writer
+// fails, the CLI's pipe is closed: the CLI gets SIGPIPE, as if it wrote there itself.
 func (d *drain) run() {
 	defer close(d.done)
-	chunk := chunks.Get().(*[32 << 10]byte)
-	defer chunks.Put(chunk)
+	defer d.pipe.Close()
+	var chunk []byte
+	if d.to == nil {
+		pooled := chunks.Get().(*[chunkSize]byte)
+		defer chunks.Put(pooled)
+		chunk = pooled[:]
+	} else {
+		chunk = make([]byte, chunkSize)
+	}
 	raw, err := d.pipe.SyscallConn()
 	if err != nil {
 		return
 	}
-	for {
-		n := 0
-		// Its error is that the time is over: finish sees to the rest. The lock
-		// is kept from the reading to the passing on; the pipe's own is not,
-		// since closing it waits for that.
-		_ = raw.Read(func(fd uintptr) (over bool) {
-			d.turn.Lock()
-			if n = d.readOnce(int(fd), chunk[:]); n > 0 {
-				return true
-			}
-			over = d.ended || d.cut
-			d.turn.Unlock()
-			return over // or wait for more
-		})
-		if n == 0 {
-			return
-		}
-		d.take(chunk[:n])
-		d.turn.Unlock()
+	for d.step(raw, chunk) {
 	}
+}
+
+// step reads once and passes on what it has read. False ends run.
+func (d *drain) step(raw syscall.RawConn, chunk []byte) bool {
+	n := 0
+	// Its error is that the time is over: finish sees to the rest. The lock
+	// is kept from the reading to the passing on; the pipe's own is not,
+	// since closing it waits for that.
+	_ = raw.Read(func(fd uintptr) (over bool) {
+		d.turn.Lock()
+		if n = d.readOnce(int(fd), chunk); n > 0 {
+			return true
+		}
+		over = d.ended || d.cut
+		d.turn.Unlock()
+		return over // or wait for more
+	})
+	if n == 0 {
+		return false
+	}
+	defer d.turn.Unlock() // also if the Writer ends the goroutine
+	d.take(chunk[:n])
+	return !d.ended
 }
 
 // readOnce reads what is there now, 0 bytes if that is nothing. d.turn is held.
@@ -156,37 +171,41 @@ func (d *drain) readOnce(fd int, chunk []byte) int {
 	return n
 }
 
-// take passes on what was read.
+// take passes on what was read. d.turn is held.
 func (d *drain) take(b []byte) {
-	if len(b) == 0 {
-		return
-	}
 	d.mu.Lock()
 	d.seen += int64(len(b))
 	if d.keep != nil {
 		_, _ = d.keep.Write(b)
 	}
-	to := d.to
-	if d.failed != nil {
-		to = nil
-	}
 	d.mu.Unlock()
 	if d.over != nil {
 		d.over(int64(len(b)))
 	}
-	if to == nil {
+	if d.to == nil {
 		return
 	}
-	n, err := to.Write(b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
-	}
-	if err != nil {
-		d.mu.Lock()
+	var err error
+	defer func() {
+		if err != nil {
+			d.ended = true
+			d.fail(err)
+		}
+	}()
+	writeTo(d.to, b, &err)
+}
+
+// fail notes why the Writer did not get everything.
+func (d *drain) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.failed == nil {
 		d.failed = err
-		d.mu.Unlock()
 	}
 }
+
+// errSlowWriter is why a Writer did not get everything that had not failed.
+var errSlowWriter = errors.New("the Writer had not taken it all when the time for the rest of the output was over")
 
 // maxRest is what a pipe can hold (pipe-max-size, which an ordinary user cannot
 // raise), so that somebody who keeps writing does not keep us reading.
@@ -207,38 +226,54 @@ func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
 	case <-time.After(time.Until(until)):
 	}
 	if d.to != nil {
-		patience := abandonAfter
-		if d.turn.TryLock() {
-			// It is not in a Write, so it needs but its turn.
-			d.turn.Unlock()
-			patience = turnLimit
-		}
-		defer func() { _ = d.pipe.SetReadDeadline(time.Unix(1, 0)) }()
-		select {
-		case <-d.done:
-			return !d.ended, false
-		case <-time.After(patience):
-			return true, !d.turn.TryLock()
-		}
+		return d.cutWriter()
 	}
 	d.turn.Lock() // nothing of the caller's is done under it
 	defer d.turn.Unlock()
-	chunk := chunks.Get().(*[32 << 10]byte)
-	defer chunks.Put(chunk)
+	pooled := chunks.Get().(*[chunkSize]byte)
+	defer chunks.Put(pooled)
 	if raw, err := d.pipe.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
 			for total := 0; total < maxRest; {
-				n := d.readOnce(int(fd), chunk[:])
+				n := d.readOnce(int(fd), pooled[:])
 				if n == 0 {
 					break
 				}
-				d.take(chunk[:n])
+				d.take(pooled[:n])
 				total += n
 			}
 		})
 	}
 	d.cut = true
-	_ = d.pipe.SetReadDeadline(time.Unix(1, 0)) // ends run's wait
+	return !d.ended, false
+}
+
+// cutWriter ends a stream that goes to a Writer of the caller's.
+func (d *drain) cutWriter() (incomplete, abandoned bool) {
+	patience := abandonAfter
+	if d.turn.TryLock() {
+		// It is not in a Write, so it needs but its turn.
+		d.turn.Unlock()
+		patience = turnLimit
+	}
+	select {
+	case <-d.done:
+		return !d.ended, false
+	case <-time.After(patience):
+	}
+	if !d.turn.TryLock() {
+		d.fail(errSlowWriter)
+		return true, true
+	}
+	defer d.turn.Unlock()
+	rest := 0
+	if raw, err := d.pipe.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { rest = d.readOnce(int(fd), make([]byte, 1)) })
+	}
+	if rest > 0 {
+		d.fail(errSlowWriter)
+	}
+	d.cut = true
 	return !d.ended, false
 }
 
@@ -266,65 +301,119 @@ func (d *drain) result() ([]byte, outcome.Stream) {
 	return kept, s
 }
 
+// failure returns why the Writer did not get everything, nil if it did.
+func (d *drain) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
 // feed copies the caller's reader to the CLI's stdin.
 type feed struct {
-	from   io.Reader
-	pipe   *os.File
-	done   chan struct{}
-	closed atomic.Bool // by us, to end the CLI's input
-	failed error       // valid once done is closed
+	from io.Reader
+	pipe *os.File
+	done chan struct{}
+
+	once   sync.Once
+	closed chan struct{} // by us, to end the CLI's input; guards:
+	why    error
+
+	failed error // valid once done is closed
+	own    bool  // failed is the Reader's
 }
+
+// emptyReads is how many Reads in a row may return nothing before the Reader is
+// called less often.
+const emptyReads = 10
 
 func (f *feed) run() {
 	defer close(f.done)
-	chunk := chunks.Get().(*[32 << 10]byte)
-	defer chunks.Put(chunk)
 	defer f.pipe.Close()
-	for {
-		n, err := f.from.Read(chunk[:])
-		if n > 0 {
-			if _, werr := f.pipe.Write(chunk[:n]); werr != nil {
-				if !f.closed.Load() || !errors.Is(werr, os.ErrClosed) {
-					f.failed = werr
-				} else {
-					f.failed = errStdinClosed
+	chunk := make([]byte, chunkSize) // not from the pool: the Reader can keep it
+	for empty := 0; ; {
+		var n int
+		var err error
+		func() {
+			defer func() {
+				if err != nil && err != io.EOF {
+					f.failed, f.own = err, true
 				}
+			}()
+			readFrom(f.from, chunk, &n, &err)
+		}()
+		if n > 0 {
+			empty = 0
+			if _, werr := f.pipe.Write(chunk[:n]); werr != nil {
+				f.failed, f.own = f.writeFailed(werr), false
 				return
 			}
 		}
-		if err == io.EOF {
+		if err != nil {
+			if f.own && f.isClosed() {
+				f.failed, f.own = f.why, false // it failed because it was no longer asked for
+			}
 			return
 		}
-		if err != nil {
-			f.failed = err
+		if n > 0 {
+			continue
+		}
+		pause := time.Duration(0)
+		if empty++; empty > emptyReads {
+			pause = time.Millisecond
+		}
+		select {
+		case <-f.closed:
+			f.failed = f.why
 			return
+		case <-time.After(pause):
 		}
 	}
 }
 
-var errStdinClosed = errors.New("closed by the stop before it was all written")
+func (f *feed) isClosed() bool {
+	select {
+	case <-f.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// writeFailed returns why the CLI's pipe took no more.
+func (f *feed) writeFailed(err error) error {
+	if errors.Is(err, os.ErrClosed) && f.isClosed() {
+		return f.why
+	}
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+// Why we ended the CLI's input.
+var (
+	errStdinStopped = errors.New("closed by the stop before it was all written")
+	errStdinLeft    = errors.New("the CLI ended before it was all written")
+)
 
 // close ends the CLI's input.
-func (f *feed) close() {
-	f.closed.Store(true)
+func (f *feed) close(why error) {
+	f.once.Do(func() {
+		f.why = why
+		close(f.closed)
+	})
 	_ = f.pipe.Close()
 }
 
-// finish ends the input and reports what went wrong with it, and whether a Read
-// of the caller's was left to itself.
-func (f *feed) finish() (problem string, abandoned bool) {
-	f.close()
+// finish ends the input and returns what went wrong with it, nil if nothing has,
+// whether that is the Reader's own error, and whether a Read was left to itself.
+func (f *feed) finish() (own, abandoned bool, problem error) {
+	f.close(errStdinLeft)
 	select {
 	case <-f.done:
+		return f.own, false, f.failed
 	case <-time.After(abandonAfter):
-		return "", true
+		return false, true, f.why
 	}
-	if f.failed == nil {
-		return "", false
-	}
-	var path *os.PathError
-	if errors.As(f.failed, &path) {
-		return path.Err.Error(), false
-	}
-	return f.failed.Error(), false
 }

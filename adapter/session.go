@@ -439,7 +439,7 @@ func (r *sessionOut) finish() {
 	r.turn.Lock()
 	if raw, err := r.pipe.SyscallConn(); err == nil && !r.ended && !r.closed {
 		_ = raw.Control(func(fd uintptr) {
-			chunk := chunks.Get().(*[32 << 10]byte)
+			chunk := chunks.Get().(*[chunkSize]byte)
 			defer chunks.Put(chunk)
 			for len(r.rest) < maxRest {
 				n, err := readNow(int(fd), chunk[:])

@@ -32,6 +32,19 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return prefix(e.Program) + e.Exit.String() }
 
+// CopyError says that a Reader or Writer of the caller's failed, so that the CLI did
+// not get all of its input, or the caller did not get all of the output. errors.Is
+// and errors.As find the Reader's or Writer's own error in it.
+type CopyError struct {
+	Stream string // "stdin", "stdout" or "stderr"
+	Err    error
+}
+
+func (e *CopyError) Error() string { return "incomplete " + e.Stream + ": " + line(e.Err.Error()) }
+
+// Unwrap returns Err.
+func (e *CopyError) Unwrap() error { return e.Err }
+
 // What a StartError's Op can be, where the message depends on it.
 const (
 	OpLookUp = "look up" // find the name in the command's PATH
@@ -167,6 +180,8 @@ type Why struct {
 	Detail error
 	// Timeout is the span that ran out. Used with CauseTimeout.
 	Timeout time.Duration
+	// Incomplete are the streams that were not copied whole. Not used with NotStarted.
+	Incomplete []*CopyError
 }
 
 // SetErr sets o.Err to the error that states what Status, Cause and Exit state:
@@ -177,18 +192,31 @@ type Why struct {
 //	Unknown             ErrUnknown
 //
 // NotStarted and Unknown also hold context.Canceled with CauseCanceled,
-// context.DeadlineExceeded with CauseTimeout, and the cause given in w.
+// context.DeadlineExceeded with CauseTimeout, and the cause given in w. All but
+// NotStarted hold a *CopyError for each stream that was not copied whole; with one
+// the error of Succeeded and Stopped is not nil.
 // It is for whoever makes the outcome, after Status, Cause and Exit are set
 // as Decide returned them; it panics if they contradict each other.
 func (o *Outcome) SetErr(w Why) {
 	switch o.Status {
 	case Succeeded, Stopped:
 		o.Err = nil
+		if len(w.Incomplete) > 0 {
+			text := string(o.Status)
+			if o.Exit != nil {
+				text = o.Exit.String()
+			}
+			o.Err = &statusError{text: prefix(w.Program) + text}
+		}
 	case Failed:
 		if o.Exit == nil {
 			panic("outcome: status failed without an exit")
 		}
-		o.Err = &ExitError{Program: w.Program, Exit: *o.Exit}
+		exit := &ExitError{Program: w.Program, Exit: *o.Exit}
+		o.Err = exit
+		if len(w.Incomplete) > 0 {
+			o.Err = &statusError{text: exit.Error(), errs: []error{exit}}
+		}
 	case NotStarted:
 		if o.Cause == CauseStartFailed {
 			o.Err = startError(w)
@@ -214,6 +242,12 @@ func (o *Outcome) SetErr(w Why) {
 		}
 	default:
 		panic(fmt.Sprintf("outcome: no such status: %q", o.Status))
+	}
+	if e, ok := o.Err.(*statusError); ok && o.Status != NotStarted {
+		for _, c := range w.Incomplete {
+			e.text += "; " + c.Error()
+			e.errs = append(e.errs, c)
+		}
 	}
 }
 

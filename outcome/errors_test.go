@@ -16,6 +16,7 @@ var errUser = errors.New("the user pressed stop")
 func TestSetErr(t *testing.T) {
 	t.Parallel()
 	noFile := &StartError{Op: OpExec, Path: "./x", Err: syscall.ENOENT}
+	incomplete := []*CopyError{{"stdout", errUser}, {"stdin", fs.ErrNotExist}}
 	all := []error{ErrUnknown, ErrNotStarted, context.Canceled, context.DeadlineExceeded, errUser, fs.ErrNotExist}
 	tests := []struct {
 		name string
@@ -30,6 +31,12 @@ func TestSetErr(t *testing.T) {
 			"curfew: sleep: exit code 3", nil},
 		{"failed by a signal", Outcome{Status: Failed, Cause: CauseExit, Exit: &Exit{Code: -1, Signal: 11, CoreDumped: true}}, Why{Program: "sleep"},
 			"curfew: sleep: death by " + SignalName(11) + ", core dumped", nil},
+		{"succeeded, incomplete", Outcome{Status: Succeeded, Cause: CauseExit, Exit: code(0)}, Why{Program: "sleep", Incomplete: incomplete},
+			"curfew: sleep: exit code 0; incomplete stdout: the user pressed stop; incomplete stdin: file does not exist", []error{errUser, fs.ErrNotExist}},
+		{"failed, incomplete", Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}, Why{Program: "sleep", Incomplete: incomplete[:1]},
+			"curfew: sleep: exit code 3; incomplete stdout: the user pressed stop", []error{errUser}},
+		{"unknown, incomplete", Outcome{Status: Unknown, Cause: CauseHostLost}, Why{Program: "sleep", Incomplete: incomplete[:1]},
+			"curfew: sleep: outcome unknown: caller lost; incomplete stdout: the user pressed stop", []error{ErrUnknown, errUser}},
 		{"failed, no name", Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}, Why{}, "curfew: exit code 3", nil},
 
 		{"not started: no file", Outcome{Status: NotStarted, Cause: CauseStartFailed}, Why{Program: "./x", Start: noFile, Cause: errUser},

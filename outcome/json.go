@@ -368,9 +368,14 @@ func (r *reader) consistent(o Outcome, hasError bool) {
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
 		}
 	}
-	if hasError && (o.Status == Succeeded || o.Status == Stopped) {
+	if hasError && (o.Status == Succeeded || o.Status == Stopped) && o.Output.complete() {
 		r.refuse("error", "given, with the status %s", o.Status)
 	}
+}
+
+// complete reports whether every stream was copied to its end.
+func (o Output) complete() bool {
+	return o.Stdout.WriteError == "" && o.Stderr.WriteError == "" && o.StdinError == ""
 }
 
 func oneOf[T ~string](r *reader, field string, got T, allowed ...T) T {

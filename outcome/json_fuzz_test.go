@@ -227,11 +227,11 @@ func doubtful(o Outcome) string {
 	ok := false
 	switch o.Status {
 	case Succeeded:
-		ok = own && e.Code == 0 && o.Err == nil
+		ok = own && e.Code == 0 && (o.Err == nil || !o.Output.complete())
 	case Failed:
 		ok = own && e.Code != 0
 	case Stopped:
-		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && o.Err == nil
+		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && (o.Err == nil || !o.Output.complete())
 	case NotStarted:
 		ok = e == nil && o.Cause != CauseExit && o.Cause != "no such"
 	case Unknown:

@@ -69,7 +69,10 @@ func samples() map[string]Outcome {
 	failed := Outcome{ID: "3", Status: Failed, Cause: CauseExit, Exit: code(3), Stdout: []byte{}, Started: sampleStart,
 		Ended: sampleStart, Cleanup: Cleanup{Result: Empty, Proof: NoChildren}}
 	failed.SetErr(Why{Program: "sleep"})
+	incomplete := Outcome{ID: "7", Status: Succeeded, Cause: CauseExit, Exit: code(0), Output: Output{Stderr: Stream{WriteError: "disk full"}}}
+	incomplete.SetErr(Why{Program: "sleep", Incomplete: []*CopyError{{"stderr", errors.New("disk full")}}})
 	return map[string]Outcome{
+		"incomplete":  incomplete,
 		"unknown":     full,
 		"not started": notStarted,
 		"succeeded": {ID: "2", Status: Succeeded, Cause: CauseExit, Exit: code(0), Started: sampleStart, Ended: sampleStart,

@@ -59,8 +59,8 @@ type Outcome struct {
 	Usage   Usage // of the whole tree, as far as it was reaped by the supervisor
 	Cleanup Cleanup
 
-	// Err is the error returned beside this outcome, nil if Status is
-	// Succeeded or Stopped.
+	// Err is the error returned beside this outcome. It is nil if Status is
+	// Succeeded or Stopped, and no Reader or Writer of the caller's has failed.
 	Err error `json:"-"`
 }
 
@@ -84,7 +84,8 @@ type Output struct {
 	// the CLI wrote may be missing from the end.
 	DrainIncomplete bool
 	// StdinError is why the input given was not written to its end, for
-	// example "broken pipe" when the CLI did not read it all. Never fatal.
+	// example "broken pipe" when the CLI did not read it all. It ends nothing. If it
+	// is the Reader's own error, that is in Err too, as a *CopyError.
 	StdinError string
 	// Abandoned counts the goroutines that are still inside a Reader or
 	// Writer of the caller's which did not return.
@@ -99,7 +100,8 @@ type Stream struct {
 	// HeadBytes says where, as an index into the kept bytes.
 	Truncated bool
 	HeadBytes int64
-	// WriteError is why a Writer of the caller's did not get everything.
+	// WriteError is why a Writer of the caller's did not get everything. The CLI's
+	// pipe was closed then. The Writer's own error is in Err, as a *CopyError.
 	WriteError string
 }
 

@@ -12,7 +12,7 @@ import (
 // The exit codes that are curfew's own.
 const (
 	exitNotEmpty      = 122 // the tree is not shown to be empty
-	exitStopped       = 123 // stopped for a cause that has no code of its own
+	exitStopped       = 123 // stopped for a cause that has no code of its own, or its output was lost
 	exitTimeout       = 124
 	exitFailed        = 125 // used wrongly, or failed before the start
 	exitNotExecutable = 126 // found, but it cannot be executed
@@ -47,6 +47,8 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 	switch {
 	case o.Exit == nil:
 		return exitStopped // not so while Decide holds
+	case o.Status == outcome.Succeeded && o.Err != nil:
+		return exitStopped // its output was lost on the way
 	case o.Exit.Signal != 0:
 		return exitSignal + o.Exit.Signal
 	default:

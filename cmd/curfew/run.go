@@ -65,7 +65,8 @@ Exit codes, the first that applies:
   122    it is not shown that nothing is left
   128+N  curfew was told to stop by signal N
   124    the timeout ran out
-  123    stopped for another reason (--output-limit, --with-parent, --stdin-eof)
+  123    stopped for another reason (--output-limit, --with-parent, --stdin-eof),
+         or CLI's exit code is 0 and its output could not be passed on
   128+N  CLI died by signal N
   else   that of CLI`
 
@@ -182,13 +183,17 @@ func (f *runFlags) run(argv []string) int {
 			v.say("%v", err)
 		}
 	}
+	code := exitCode(o, sigs.signal())
 	if f.json {
 		if err := printJSON(o, sigs.again); err != nil {
 			v.say("%v", err)
+			if code == 0 {
+				code = exitStopped // nobody has its output
+			}
 		}
 	}
 	release(a)
-	return exitCode(o, sigs.signal())
+	return code
 }
 
 // release lets the helper end before we do, so that whoever waits for us finds
@@ -281,8 +286,10 @@ func sameFile(a, b *os.File) bool {
 // it was stopped, what was ended, and what is not known.
 func (v *voice) tell(o outcome.Outcome) {
 	switch {
-	case o.Status == outcome.Succeeded:
-	case o.Status == outcome.Failed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]):
+	case o.Err == nil:
+	case o.Status == outcome.Failed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]) && !lost(o.Output.Stdout) && !lost(o.Output.Stderr):
+	case o.Status == outcome.Failed && o.Exit.Signal == int(syscall.SIGPIPE) && errors.Is(o.Err, syscall.EPIPE):
+		// The reader of our output has had enough, and the CLI got to know.
 	default:
 		v.say("%v", o.Err)
 	}
@@ -314,6 +321,8 @@ func (v *voice) tell(o outcome.Outcome) {
 		v.say("the end of the output may be missing")
 	}
 }
+
+func lost(s outcome.Stream) bool { return s.WriteError != "" }
 
 // quietDeath are the signals that shells say nothing about either: Ctrl-C, and a
 // reader that has had enough.

@@ -393,3 +393,38 @@ func TestNested(t *testing.T) {
 		t.Errorf("the inner one was not told:\n%s", got)
 	}
 }
+
+// A reader of stdout that is gone ends a CLI whose output goes through us, as it
+// would without us; with --json it holds up nothing, and is said.
+func TestReaderIsGone(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		args   []string
+		code   int
+		stderr string
+	}{
+		"output limit": {[]string{"--output-limit", "1T", "--", "yes"}, 128 + 13, ""},
+		"both streams": {[]string{"--output-limit", "1T", "--", "sh", "-c", "while echo x >&2; do echo y; done"}, 128 + 13, ""},
+		"json":         {[]string{"--json", "--", "sh", "-c", "echo out"}, 123, "outcome not printed: "},
+		"json, failed": {[]string{"--json", "--", "sh", "-c", "exit 3"}, 3, "outcome not printed: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			r.Close()
+			cmd := curfew(t, append([]string{"run"}, tt.args...)...)
+			cmd.Stdout = w
+			got := runToEnd(t, cmd)
+			if got.code != tt.code || !strings.Contains(got.stderr, tt.stderr) || tt.stderr == "" && strings.Contains(got.stderr, "curfew") {
+				t.Errorf("code %d, stderr %q", got.code, got.stderr)
+			}
+			if got.took > soon {
+				t.Errorf("took %v", got.took)
+			}
+		})
+	}
+}
