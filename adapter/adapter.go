@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -93,7 +94,7 @@ func New(o Options) (*Adapter, error) {
 		return nil, fmt.Errorf("adapter: Options.IdleTimeout %v is negative; 0 means none", o.IdleTimeout)
 	}
 	a := &Adapter{
-		pool: supervisor.Pool{Executable: o.Supervisor, MaxIdle: o.MaxIdle},
+		pool: supervisor.Pool{Executable: o.Supervisor, BuildMode: buildMode(), MaxIdle: o.MaxIdle},
 		log:  o.Logger, noCgroup: o.NoCgroup, idleTimeout: o.IdleTimeout,
 	}
 	if o.StateDir != "" {
@@ -107,6 +108,18 @@ func New(o Options) (*Adapter, error) {
 		a.pool.StateDir, a.pool.Peer = a.journal.Dir(), a.journal.Peer()
 	}
 	return a, nil
+}
+
+// buildMode is how this program was built, "" if that is not known.
+func buildMode() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-buildmode" {
+				return s.Value
+			}
+		}
+	}
+	return ""
 }
 
 var shared = sync.OnceValue(func() *Adapter {

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	pathpkg "path"
 	"strconv"
 	"time"
 
@@ -146,7 +146,7 @@ const endFrozenLimit = 5 * time.Second
 func endFrozen(dir, boot string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
+		path := pathpkg.Join(dir, e.Name())
 		file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
 			continue

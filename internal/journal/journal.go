@@ -21,13 +21,13 @@
 package journal
 
 import (
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
-	"path/filepath"
+	pathpkg "path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -134,10 +134,10 @@ func Open(dir string) (*Journal, error) {
 	if err := supported(); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	if !filepath.IsAbs(dir) {
+	if !pathpkg.IsAbs(dir) {
 		return nil, fmt.Errorf("journal: open %q: the path is not absolute", dir)
 	}
-	dir = filepath.Clean(dir)
+	dir = pathpkg.Clean(dir)
 	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -145,7 +145,7 @@ func Open(dir string) (*Journal, error) {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	for _, name := range []string{endedDir, recoveredDir, peersDir} {
-		sub := filepath.Join(dir, name)
+		sub := pathpkg.Join(dir, name)
 		if err := makeDir(sub); err != nil {
 			return nil, fmt.Errorf("journal: %w", err)
 		}
@@ -153,13 +153,13 @@ func Open(dir string) (*Journal, error) {
 			return nil, fmt.Errorf("journal: %w", err)
 		}
 	}
-	fd, err := openFile(filepath.Join(dir, recoverLock), forLocking|orCreate)
+	fd, err := openFile(pathpkg.Join(dir, recoverLock), forLocking|orCreate)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	closeFile(fd)
 	j := &Journal{
-		dir: dir, peer: rand.Text(), boot: BootID(),
+		dir: dir, peer: randomName(), boot: BootID(),
 		historyAge: 30 * 24 * time.Hour, historyCount: 1000, unfinishedAge: 24 * time.Hour,
 	}
 	if j.caller, err = join(dir, j.peer); err != nil {
@@ -205,7 +205,7 @@ func (j *Journal) Begin(b Begin) error {
 // writeRecord makes the record with a single durable step: what a killed writer
 // leaves behind is unfinished or whole.
 func writeRecord(dir, path string, text []byte) error {
-	temp := filepath.Join(dir, tempPre+rand.Text())
+	temp := pathpkg.Join(dir, tempPre+randomName())
 	fd, err := openFile(temp, forAppending|mustCreate)
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func (j *Journal) Delivered(id string) error {
 	if !validName(id) {
 		return fmt.Errorf("journal: delivered %q: not an id", id)
 	}
-	if err := rename(recordFile(j.dir, id), recordFile(filepath.Join(j.dir, endedDir), id)); err != nil {
+	if err := rename(recordFile(j.dir, id), recordFile(pathpkg.Join(j.dir, endedDir), id)); err != nil {
 		return fmt.Errorf("journal: delivered %s: %w", id, err)
 	}
 	if j.delivered.Add(1)%pruneEvery == 0 {
@@ -353,8 +353,8 @@ func writeEnd(path, id string, e End) (Entry, error) {
 // makeDir makes the directory, and those above it, durably.
 func makeDir(dir string) error {
 	err := mkdir(dir)
-	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(dir) != dir {
-		if err := makeDir(filepath.Dir(dir)); err != nil {
+	if errors.Is(err, fs.ErrNotExist) && pathpkg.Dir(dir) != dir {
+		if err := makeDir(pathpkg.Dir(dir)); err != nil {
 			return err
 		}
 		err = mkdir(dir)
@@ -365,7 +365,7 @@ func makeDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(dir))
+	return syncDir(pathpkg.Dir(dir))
 }
 
 // checkDir refuses what is not a directory, and one that others may write to.
@@ -386,9 +386,13 @@ func checkDir(dir string, stat func(string) (fs.FileInfo, error)) error {
 	return nil
 }
 
-func recordFile(dir, id string) string    { return filepath.Join(dir, id+suffix) }
-func callerFile(dir, peer string) string  { return filepath.Join(dir, peersDir, peer+callerSuffix) }
-func helpersFile(dir, peer string) string { return filepath.Join(dir, peersDir, peer+helpersSuffix) }
+// randomName returns a name that nobody else has. (Package crypto/rand would be
+// initialised too late: see package supervisor.)
+func randomName() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+
+func recordFile(dir, id string) string    { return pathpkg.Join(dir, id+suffix) }
+func callerFile(dir, peer string) string  { return pathpkg.Join(dir, peersDir, peer+callerSuffix) }
+func helpersFile(dir, peer string) string { return pathpkg.Join(dir, peersDir, peer+helpersSuffix) }
 
 const maxName = 64
 

@@ -1,10 +1,9 @@
 package journal
 
 import (
-	"crypto/rand"
 	"errors"
 	"io/fs"
-	"path/filepath"
+	pathpkg "path"
 	"sync"
 )
 
@@ -52,7 +51,7 @@ func setOwn(peer string, is bool) {
 func join(dir, peer string) (fd int, err error) {
 	setOwn(peer, true)
 	// Locked before it has its name: nobody may find it unlocked.
-	temp, path := filepath.Join(dir, peersDir, tempPre+rand.Text()), callerFile(dir, peer)
+	temp, path := pathpkg.Join(dir, peersDir, tempPre+randomName()), callerFile(dir, peer)
 	if fd, err = openFile(temp, forLocking|mustCreate); err != nil {
 		setOwn(peer, false)
 		return -1, err

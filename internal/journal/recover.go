@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+	pathpkg "path"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +52,7 @@ func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(
 	r.failed(j.prune(endedDir))
 	r.failed(j.prune(recoveredDir))
 	r.failed(j.removeUnfinished(j.dir))
-	r.failed(j.removeUnfinished(filepath.Join(j.dir, peersDir)))
+	r.failed(j.removeUnfinished(pathpkg.Join(j.dir, peersDir)))
 
 	pending, err := recordsIn(j.dir)
 	r.failed(err)
@@ -72,7 +72,7 @@ func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(
 	r.moveAll()
 	if len(r.given) > 0 {
 		// Or a crash of the system brings them back, to be given once more.
-		r.failed(syncDir(filepath.Join(j.dir, recoveredDir)))
+		r.failed(syncDir(pathpkg.Join(j.dir, recoveredDir)))
 		r.failed(syncDir(j.dir))
 	}
 	if ctx.Err() == nil {
@@ -102,7 +102,7 @@ func (r *recovery) failed(err error) {
 
 // lock waits for its turn to recover: one at a time, in all processes.
 func (r *recovery) lock() (unlock func(), err error) {
-	path := filepath.Join(r.j.dir, recoverLock)
+	path := pathpkg.Join(r.j.dir, recoverLock)
 	fd, err := openFile(path, forLocking|orCreate)
 	if err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func (r *recovery) moveAll() {
 	for _, entry := range r.ready {
 		id := entry.Begin.ID
 		path := recordFile(r.j.dir, id)
-		if err := rename(path, recordFile(filepath.Join(r.j.dir, recoveredDir), id)); err != nil {
+		if err := rename(path, recordFile(pathpkg.Join(r.j.dir, recoveredDir), id)); err != nil {
 			r.failed(&RecordError{path, err})
 			continue
 		}
@@ -210,7 +210,7 @@ func (r *recovery) moveAll() {
 // after the directory was read does not count: without the files its caller is
 // just as dead.
 func (r *recovery) removePeers() error {
-	entries, err := os.ReadDir(filepath.Join(r.j.dir, peersDir))
+	entries, err := os.ReadDir(pathpkg.Join(r.j.dir, peersDir))
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func recordsIn(dir string) ([]string, error) {
 
 // prune removes what is too old or too much from a part of the history.
 func (j *Journal) prune(part string) error {
-	dir := filepath.Join(j.dir, part)
+	dir := pathpkg.Join(j.dir, part)
 	ids, err := recordsIn(dir)
 	if err != nil {
 		return err
@@ -337,7 +337,7 @@ func (j *Journal) removeUnfinished(dir string) error {
 		if info, err := entry.Info(); err != nil || !info.ModTime().Before(oldest) {
 			continue // also one that just got its name
 		}
-		if err := remove(filepath.Join(dir, entry.Name())); err != nil {
+		if err := remove(pathpkg.Join(dir, entry.Name())); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	pathpkg "path"
 	"strings"
 	"time"
 )
@@ -31,11 +31,14 @@ func Name(parent, id string) (string, error) {
 	if parent == "" {
 		parent = os.TempDir()
 	}
-	parent, err := filepath.Abs(parent)
-	if err != nil {
-		return "", fmt.Errorf("scratch: name a temporary directory: %w", err)
+	if !pathpkg.IsAbs(parent) {
+		wd, err := os.Getwd()
+		if err != nil {
+			return "", fmt.Errorf("scratch: name a temporary directory: %w", err)
+		}
+		parent = pathpkg.Join(wd, parent)
 	}
-	return filepath.Join(parent, prefix+id), nil
+	return pathpkg.Join(parent, prefix+id), nil
 }
 
 // Make makes the directory that Name has named, empty and open to this user only,
@@ -52,12 +55,12 @@ func Make(path string) (Dir, error) {
 // values only: they may come from another process.
 func (d Dir) Check() error {
 	wrong := ""
-	switch base := filepath.Base(d.Path); {
+	switch base := pathpkg.Base(d.Path); {
 	case strings.Contains(d.Path, "\x00"):
 		wrong = "has a NUL in its path"
-	case !filepath.IsAbs(d.Path):
+	case !pathpkg.IsAbs(d.Path):
 		wrong = "is not absolute"
-	case filepath.Clean(d.Path) != d.Path:
+	case pathpkg.Clean(d.Path) != d.Path:
 		wrong = "is not a clean path"
 	case !strings.HasPrefix(base, prefix) || base == prefix:
 		wrong = "has a name that does not begin with " + prefix

@@ -9,7 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
+	pathpkg "path"
 	"strconv"
 	"time"
 	"unsafe"
@@ -50,7 +50,7 @@ func makeDir(path string) (Dir, error) {
 }
 
 func remove(d Dir, until time.Time) error {
-	parent, name := filepath.Split(d.Path)
+	parent, name := pathpkg.Split(d.Path)
 	at, err := open(unix.AT_FDCWD, parent, parentFlags)
 	if err == unix.ENOENT {
 		return nil
@@ -131,8 +131,8 @@ func (r *remover) err() error {
 // directories that it keeps from being empty are not counted.
 func (r *remover) miss(level int, name []byte, call string, err error) {
 	if r.missed.n++; r.missed.n == 1 {
-		path := filepath.Join(r.names[:level]...)
-		r.missed.first = filepath.Join(path, text(name))
+		path := pathpkg.Join(r.names[:level]...)
+		r.missed.first = pathpkg.Join(path, text(name))
 		r.missed.err = because(call, err)
 	}
 }

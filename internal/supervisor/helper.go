@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"runtime/debug"
-	"slices"
+	pathpkg "path"
 	"strconv"
 	"strings"
 	"sync"
@@ -65,16 +63,21 @@ var errRefused = errors.New("supervisor: cannot start a helper")
 // hold the trees: any later one of this user ends what was left suspended.
 const frozenVar = "CURFEW_HELPER_FROZEN"
 
-// environment is what a helper gets of ours: what the loader and the Go runtime
-// look at.
+// environment is what a helper gets of ours: what the loader and the Go runtime look
+// at, and HOME and PATH, which init functions of the program can need. The collector
+// of a helper is off, below a limit that no helper should reach; it runs between two
+// invocations. (Package runtime/debug would be initialised too late: see takeover.go.)
+// A CLI gets nothing of this: its environment comes with its request.
 func environment() []string {
-	env := append(fault.Environment(), helperVar+"=1")
-	if tracking() {
+	env := append(fault.Environment(), helperVar+"=1", "GOMEMLIMIT=64MiB")
+	if !tracking() {
+		env = append(env, "GOGC=off")
+	} else {
 		// Helpers of a caller that has died are no suspects of each other's.
-		env = append(env, TrackerVariable+"=1", Mark("helper"), frozenVar+"="+filepath.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
+		env = append(env, TrackerVariable+"=1", Mark("helper"), frozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
 	}
 	for _, kv := range os.Environ() {
-		for _, prefix := range []string{"LD_", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
+		for _, prefix := range []string{"LD_", "HOME=", "PATH=", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
 			if strings.HasPrefix(kv, prefix) {
 				env = append(env, kv)
 			}
@@ -88,15 +91,13 @@ var self = sync.OnceValues(func() (string, error) {
 	if os.Getenv(helperVar) != "" {
 		return "", fmt.Errorf("%w: this process was itself started as a helper and was not taken over; its package initialisation must not end or replace the process", errRefused)
 	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "-buildmode" && slices.Contains([]string{"c-shared", "c-archive", "plugin"}, s.Value) {
-				return "", fmt.Errorf("%w: this is a %s library, so the executable is not ours to start again; set Options.Supervisor to an installed curfew", errRefused, s.Value)
-			}
-		}
-	}
 	return ownExecutable()
 })
+
+// notOurs is why an executable that we are not the program of is not started again.
+func notOurs(why string) error {
+	return fmt.Errorf("%w: %s, so the executable is not ours to start again; set Options.Supervisor to an installed curfew", errRefused, why)
+}
 
 // spawn starts a supervisor without a guard, as our child. The calling goroutine
 // must be locked to its thread: the supervisor inherits from it.

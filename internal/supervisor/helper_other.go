@@ -54,6 +54,7 @@ func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.E
 // Pool keeps idle helpers for the next invocation.
 type Pool struct {
 	Executable string
+	BuildMode  string
 	IdleTime   time.Duration
 	MaxIdle    int
 

@@ -17,6 +17,9 @@ import (
 type Pool struct {
 	// Executable to start helpers from; "" is the running one.
 	Executable string
+	// BuildMode is how this program was built, "" if that is not known. Libraries
+	// cannot do without an Executable.
+	BuildMode string
 	// IdleTime is how long an idle helper is kept; 0 means DefaultIdleTime.
 	IdleTime time.Duration
 	// MaxIdle is how many idle supervisors are kept; 0 means DefaultMaxIdle.
@@ -138,6 +141,9 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bo
 		if h := p.take(now, noFile); h != nil {
 			return h, false, now, nil
 		}
+	}
+	if p.Executable == "" && slices.Contains([]string{"c-shared", "c-archive", "plugin"}, p.BuildMode) {
+		return nil, true, now, notOurs("this is a " + p.BuildMode + " library")
 	}
 	if alone || tracking() {
 		if h, err = spawn(p.Executable, p.journal()); err == nil {

@@ -5,7 +5,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -809,7 +809,7 @@ const collectEvery = 64
 // can renice its supervisor, or change its limits; then this one has served.
 func (s *server) makeReady() {
 	if s.served++; s.served%collectEvery == 0 {
-		debug.FreeOSMemory()
+		runtime.GC()
 	}
 	now, err := readState(s.tree.ForkingThread())
 	if !s.stateOK || err != nil || now != s.state {

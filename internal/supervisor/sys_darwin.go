@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -27,7 +26,6 @@ const TrackerVariable = "CURFEW_TRACKER"
 func tracking() bool { return true }
 
 func openTree() (tree, error) {
-	debug.SetGCPercent(100) // scans leave much behind
 	return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
 }
 

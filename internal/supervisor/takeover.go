@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -37,6 +36,11 @@ const exitRefused = 125
 // have changed os.Args, or started the program's own work.
 const helperVar = "CURFEW_HELPER"
 
+// init takes a helper over. Go initialises, of the packages whose imports are all
+// initialised, the one whose path sorts first, so each import of this package and of
+// those below it can put this one behind many of the program's own packages. Those of
+// runtime/debug, path/filepath, crypto/rand, math/big and net do, and are not used here;
+// adapter's TestTakeOverComesEarly holds the list.
 func init() {
 	if !isSocket(controlFD) {
 		return
@@ -81,18 +85,12 @@ func isSocket(fd int) bool {
 // aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
 const spareThreads = 4
 
-// memoryLimit is where the collector, which is off, would set in after all.
-// Between two invocations it is run by hand.
-const memoryLimit = 64 << 20
-
 // settle makes this process fit to be a helper.
 func settle() {
 	unix.CloseOnExec(controlFD)
 	unix.CloseOnExec(callerFD)
 	closeOthers()
 	beResumedBy(controlFD)
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(memoryLimit)
 	runtime.GOMAXPROCS(2)
 	proctree.Survive()
 	// The runtime opens what it needs for timers at the first one, and aborts
