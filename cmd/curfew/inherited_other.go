@@ -2,8 +2,13 @@
 
 package main
 
-import "os"
+import (
+	"errors"
+	"os"
+)
 
-const nonblock = 0
+const openFlags = 0
 
 var inherited []*os.File
+
+func duplicate(int) (*os.File, error) { return nil, errors.ErrUnsupported }

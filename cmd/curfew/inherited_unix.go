@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"runtime"
 	"strconv"
@@ -10,8 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nonblock keeps the opening of a FIFO that nobody reads from blocking.
-const nonblock = unix.O_NONBLOCK
+// openFlags keep the opening of a FIFO that nobody reads from blocking, and a
+// terminal from becoming ours.
+const openFlags = unix.O_NONBLOCK | unix.O_NOCTTY
+
+// duplicate returns a copy of a descriptor that curfew was started with, and that can
+// be written to. Position and flags are shared with the original.
+func duplicate(fd int) (*os.File, error) {
+	if fd > 2 && (fd-3 >= len(inherited) || inherited[fd-3] == nil) {
+		return nil, unix.EBADF // also one that we have opened ourselves
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return nil, err
+	}
+	if access := flags & unix.O_ACCMODE; access != unix.O_WRONLY && access != unix.O_RDWR {
+		return nil, errors.New("the descriptor is not open for writing")
+	}
+	copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(copied), "descriptor "+strconv.Itoa(fd)), nil
+}
 
 // inherited are the descriptors from 3 on that curfew was started with, each at
 // its number less 3. They are listed before anything is opened here, and they

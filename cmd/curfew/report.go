@@ -8,74 +8,138 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"curfew/outcome"
 )
 
-// report is the file that --report names.
+// report is where --report leads: to a file, or to something that is written to as
+// it is (a descriptor, a pipe, a device).
 type report struct {
-	path string
-	perm fs.FileMode
-	file *os.File // what is no regular file (a pipe, /dev/fd/3) is written to as it is
+	name     string      // as it was given
+	path     string      // of the file, without links; "" if out is what is written to
+	perm     fs.FileMode // of the file
+	replaces bool        // there is a file already, which had perm
+	out      *os.File    // without a path: what is written to; else a file without a name, or nil
 }
 
 // reportLimit bounds the writing: a file system can hang.
 const reportLimit = 2 * time.Second
 
-// newReport checks, before anything runs, that the report can be written.
-func newReport(path string) (*report, error) {
-	fail := func(err error) (*report, error) {
+// reportSpace is what is reserved for a report where the file system can do that,
+// so that a CLI that fills the disk does not prevent it. Larger ones are rare.
+const reportSpace = 64 << 10
+
+// newReport checks, before anything runs, that the report can be written. It keeps
+// open what the writing needs, and changes nothing that is there.
+func newReport(name string) (*report, error) {
+	r := &report{name: name, perm: 0o666}
+	if err := r.prepare(); err != nil {
 		var p *fs.PathError
 		if errors.As(err, &p) {
 			err = p.Err
 		}
-		return nil, fmt.Errorf("cannot write the report %s: %w", path, err)
-	}
-	r := &report{path: path, perm: 0o666}
-	switch fi, err := os.Stat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return fail(err)
-	case fi.IsDir():
-		return fail(errors.New("it is a directory"))
-	case !fi.Mode().IsRegular():
-		if r.file, err = os.OpenFile(path, os.O_WRONLY|nonblock, 0); err != nil {
-			return fail(err)
-		}
-		return r, nil
-	default:
-		r.perm = fi.Mode().Perm()
-		// The file that a link leads to is replaced, not the link.
-		if r.path, err = filepath.EvalSymlinks(path); err != nil {
-			return fail(err)
-		}
-	}
-	f, err := r.temp()
-	if err != nil {
-		return fail(err)
-	}
-	_ = f.Close()
-	if err := os.Remove(f.Name()); err != nil {
-		return fail(err)
-	}
-	// What is there is about another run, and must not be read as about this one
-	// should that be killed.
-	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fail(err)
+		return nil, fmt.Errorf("cannot write the report %s: %w", name, err)
 	}
 	return r, nil
 }
 
-// temp creates a file beside the report's, with the permissions that one gets.
-func (r *report) temp() (*os.File, error) {
-	dir, base := filepath.Split(r.path)
-	if base == "" {
-		return nil, &fs.PathError{Op: "open", Path: r.path, Err: errors.New("it names no file")}
+func (r *report) prepare() error {
+	path, made, err := followLinks(r.name)
+	if err != nil {
+		return err
 	}
+	if fd, ok := ownDescriptor(path); ok {
+		r.out, err = duplicate(fd)
+		return err
+	}
+	fi, err := os.Lstat(path)
+	switch {
+	case made:
+		// A link there is the open file itself, and the name that it shows can be
+		// another file's: that is not replaced.
+		r.out, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND|openFlags, 0)
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	case fi.IsDir():
+		return errors.New("it is a directory")
+	case fi.Mode()&fs.ModeType == fs.ModeDevice:
+		return errors.New("it is a block device")
+	case !fi.Mode().IsRegular():
+		r.out, err = os.OpenFile(path, os.O_WRONLY|openFlags, 0)
+		return err
+	default:
+		for _, f := range append([]*os.File{os.Stdin, os.Stdout, os.Stderr}, inherited...) {
+			if open, err := f.Stat(); err == nil && os.SameFile(open, fi) {
+				return fmt.Errorf("it is in use as descriptor %d, which is named /dev/fd/%[1]d", f.Fd())
+			}
+		}
+		r.perm, r.replaces = fi.Mode().Perm(), true
+	}
+	r.path = path
+	f, err := r.temp()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+		return err
+	}
+	r.out, err = unnamed(filepath.Dir(path), r.perm, reportSpace)
+	return err
+}
+
+// followLinks resolves the links in name, down to a file's own name, which need not
+// exist yet. made reports that the system makes that name up (/proc): such links are
+// not followed, since they lead to open files and not to names.
+func followLinks(name string) (path string, made bool, err error) {
+	const most = 40 // as the kernel
+	for range most {
+		dir, base := filepath.Split(name)
+		if base == "" || base == "." || base == ".." {
+			return "", false, errors.New("it names no file")
+		}
+		if dir, err = filepath.EvalSymlinks(filepath.Clean(dir)); err != nil {
+			return "", false, err
+		}
+		path = filepath.Join(dir, base)
+		if madeUp(dir) {
+			return path, true, nil
+		}
+		link, err := os.Readlink(path)
+		if err != nil {
+			return path, false, nil // no link, or nothing there; the rest is to be seen
+		}
+		if name = link; !filepath.IsAbs(link) {
+			name = dir + string(filepath.Separator) + link
+		}
+	}
+	return "", false, &fs.PathError{Op: "open", Path: name, Err: syscall.ELOOP}
+}
+
+// clear removes the file that is to be replaced: it is about another run, and must not
+// be read as about this one should that be killed.
+func (r *report) clear() error {
+	if r.path == "" {
+		return nil
+	}
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot replace the report: %w", err)
+	}
+	return nil
+}
+
+// temp creates a file beside the report's.
+func (r *report) temp() (*os.File, error) {
+	return os.OpenFile(r.tempName(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, r.perm)
+}
+
+func (r *report) tempName() string {
+	dir, base := filepath.Split(r.path)
 	// A name of 255 bytes is allowed, and ours is longer.
-	name := filepath.Join(dir, "."+base[:min(len(base), 64)]+"."+rand.Text()+".tmp")
-	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, r.perm)
+	return filepath.Join(dir, "."+base[:min(len(base), 64)]+"."+rand.Text()+".tmp")
 }
 
 // write writes the outcome: a reader finds the whole report, or none.
@@ -94,39 +158,49 @@ func (r *report) write(o outcome.Outcome) error {
 		}
 		return nil
 	case <-time.After(reportLimit):
-		return fmt.Errorf("report not written: %s took longer than %v", r.path, reportLimit)
+		return fmt.Errorf("report not written: %s took longer than %v", r.name, reportLimit)
 	}
 }
 
 func (r *report) put(data []byte) error {
-	if r.file != nil {
-		_, err := r.file.Write(data)
-		return errors.Join(err, r.file.Close())
+	if r.path == "" {
+		_, err := r.out.Write(data)
+		return errors.Join(err, r.out.Close())
+	}
+	if r.out != nil {
+		name := r.tempName()
+		if r.fill(r.out, data) == nil && giveName(r.out, name) == nil && r.move(name) == nil {
+			return nil
+		}
+		// There can be another directory by that name now: once more.
 	}
 	f, err := r.temp()
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(r.mode(f)), f.Close()); err == nil {
-		err = os.Rename(f.Name(), r.path)
+	if err := errors.Join(r.fill(f, data), f.Close()); err != nil {
+		_ = os.Remove(f.Name()) // the caller learns that there is no report
+		return err
 	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // told already that there is no report
+	return r.move(f.Name())
+}
+
+// fill writes the report, and keeps the permissions of the file that it replaces.
+func (r *report) fill(f *os.File, data []byte) error {
+	_, err := f.Write(data)
+	if r.replaces {
+		err = errors.Join(err, f.Chmod(r.perm))
 	}
 	return err
 }
 
-// mode keeps the permissions of the file that is replaced, and leaves those of
-// a new one to the umask.
-func (r *report) mode(f *os.File) fs.FileMode {
-	if _, err := os.Lstat(r.path); err == nil {
-		return r.perm
+// move gives the finished file the report's name.
+func (r *report) move(name string) error {
+	err := os.Rename(name, r.path)
+	if err != nil {
+		_ = os.Remove(name)
 	}
-	if fi, err := f.Stat(); err == nil {
-		return fi.Mode().Perm()
-	}
-	return r.perm
+	return err
 }
 
 // stalled is how long a reader of stdout may hold up the end of an invocation

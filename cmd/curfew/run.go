@@ -66,7 +66,7 @@ Exit codes, the first that applies:
   128+N  curfew was told to stop by signal N
   124    the timeout ran out
   123    stopped for another reason (--output-limit, --with-parent, --stdin-eof),
-         or CLI's exit code is 0 and its output could not be passed on
+         or CLI's exit code is 0 and its output, or the outcome, is lost
   128+N  CLI died by signal N
   else   that of CLI`
 
@@ -91,6 +91,11 @@ func newRunCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.onStdinEOF = cmd.Flags().Changed("stdin-eof")
+			for _, name := range []string{"report", "dir", "state-dir"} {
+				if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
+					return fmt.Errorf("--%s is given and empty", name) // a variable that is not set
+				}
+			}
 			if code := f.run(args); code != 0 {
 				return exit(code)
 			}
@@ -111,7 +116,7 @@ func newRunCommand() *cobra.Command {
 	flags.Var(&f.linger, "linger", "how long what is left may go on when CLI has ended by itself,\nwhile it still holds CLI's input or output")
 	flags.Var(f.afterExit, "after-exit", "what is left when CLI has ended by itself: terminate it, wait for\nit, or leave it")
 	flags.Var(f.audience, "audience", "who gets the signal: leader-first (the others after a third of the\ngrace, or when CLI has ended), everyone, or leader-only")
-	flags.StringVar(&f.report, "report", "", "write the outcome as JSON into `FILE`, which is there whole or not at all")
+	flags.StringVar(&f.report, "report", "", "write the outcome as JSON into `FILE`, which is replaced: it is\nthere whole or not at all; /dev/stderr or /dev/fd/N, and what is\nno regular file, is written to as it is")
 	flags.BoolVar(&f.json, "json", false, "print the outcome, with the output in it, as JSON on stdout and\nnothing else")
 	flags.Var(&f.maxOutput, "max-output", "how many bytes of each stream --json keeps: 1048576, 1024K or 1M")
 	flags.Var(&f.outputLimit, "output-limit", "stop CLI when it has written more bytes than this; 0 is no limit")
@@ -169,6 +174,9 @@ func (f *runFlags) run(argv []string) int {
 		defer term.restore()
 	}
 	a, err := adapter.New(adapter.Options{StateDir: f.stateDir})
+	if err == nil && rep != nil {
+		err = rep.clear()
+	}
 	if err != nil {
 		v.say("%v", err)
 		return exitFailed
@@ -178,19 +186,20 @@ func (f *runFlags) run(argv []string) int {
 		term.close(time.Duration(f.drain))
 	}
 	v.tell(o)
-	if rep != nil {
-		if err := rep.write(o); err != nil {
-			v.say("%v", err)
-		}
-	}
 	code := exitCode(o, sigs.signal())
-	if f.json {
-		if err := printJSON(o, sigs.again); err != nil {
+	undelivered := func(err error) {
+		if err != nil {
 			v.say("%v", err)
 			if code == 0 {
-				code = exitStopped // nobody has its output
+				code = exitStopped // nobody has the outcome
 			}
 		}
+	}
+	if rep != nil {
+		undelivered(rep.write(o))
+	}
+	if f.json {
+		undelivered(printJSON(o, sigs.again))
 	}
 	release(a)
 	return code
