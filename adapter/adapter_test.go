@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -388,6 +389,33 @@ func TestOutputAfterTheLeader(t *testing.T) {
 	_, err = run(t, a, Command{Path: "bash", Args: []string{"-c", "exec > >(sleep 0.3; cat); echo LAST"}, Stdout: f})
 	if b, _ := os.ReadFile(f.Name()); string(b) != "LAST\n" || err != nil {
 		t.Errorf("into a file: %q, %v", b, err)
+	}
+}
+
+// A filter that writes elsewhere reads the leader's output to its end, although it
+// holds none of the CLI's files.
+func TestFilterBehindTheLeader(t *testing.T) {
+	t.Parallel()
+	a := newAdapter(t)
+	const lines = 3000
+	for name, script := range map[string]string{
+		"slow":     `exec > >(exec >f 2>e; sleep 0.3; cat) 2>&1; seq $0`,
+		"pipeline": `exec > >((sleep 0.2; cat) 2>e | (sleep 0.2; cat) 2>e | cat >f 2>e) 2>&1; seq $0`,
+		"FIFO":     `mkfifo p; (sleep 0.3; cat) <p >f 2>e & exec >p 2>&1; seq $0`,
+		"tee":      `exec > >(sleep 0.1; exec tee f >/dev/null 2>&1) 2>&1; seq $0`,
+		// What keeps the pipe open ends before the filter is asked to.
+		"beside a writer": `exec > >(exec >f 2>e; all=$(cat); echo "$all") 2>&1; seq $0; sleep ` + tooLong + ` &`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			o, err := run(t, a, Command{Path: "bash", Args: []string{"-c", script, strconv.Itoa(lines)}, Dir: dir})
+			b, _ := os.ReadFile(filepath.Join(dir, "f"))
+			if n := strings.Count(string(b), "\n"); n != lines || err != nil {
+				t.Errorf("%d of %d lines, %v; ended %+v", n, lines, err, o.Cleanup.Ended)
+			}
+			isEmpty(t, o)
+		})
 	}
 }
 

@@ -85,9 +85,10 @@ const DefaultMaxOutput = 1 << 20
 type AfterExit int
 
 const (
-	// Terminate lets a leftover finish within Linger while one still holds one
-	// of the files that the CLI was given as 0, 1 or 2, and then stops them.
-	// The outcome is the leader's all the same.
+	// Terminate lets leftovers finish within Linger while one still holds one
+	// of the files that the CLI was given as 0, 1 or 2, or has a pipe, a FIFO or
+	// a socket as its stdin, as a filter of the leader's output has; and then
+	// stops them. The outcome is the leader's all the same.
 	Terminate AfterExit = iota
 	// Wait has the invocation last until the tree is empty.
 	Wait
@@ -120,7 +121,7 @@ type StopPolicy struct {
 	// Drain is how long the output is read on when the tree is empty and
 	// something outside it still holds a pipe. Default 1 s.
 	Drain time.Duration
-	// Linger is how long leftovers that hold one of the CLI's files may go on
+	// Linger is how long leftovers that may have output to write may go on
 	// after the leader exited by itself. Default 1 s; none for a session.
 	Linger   time.Duration
 	Audience Audience

@@ -20,6 +20,8 @@ type procfs struct {
 	// children are found by reading every stat.
 	noChildren bool
 
+	look
+
 	path [64]byte
 	buf  [4096]byte
 	dir  [8192]byte
@@ -282,13 +284,13 @@ func (p *procfs) children(pid int, list []int32) int {
 		if errno == unix.EINTR {
 			continue
 		}
-		if errno != 0 || m == 0 {
+		if errno != 0 || m == 0 || p.over() {
 			break
 		}
 		for b := p.dir[:m]; len(b) > 0; {
 			tid, ok, rest := nextDirent(b)
 			b = rest
-			if ok {
+			if ok && n < len(list) && !p.over() {
 				n = p.taskChildren(pid, tid, list, n)
 			}
 		}
@@ -334,7 +336,7 @@ func (p *procfs) readChildren(fd int, list []int32, n int) int {
 		if errno == unix.EINTR {
 			continue
 		}
-		if errno != 0 || m == 0 {
+		if errno != 0 || m == 0 || n == len(list) {
 			take()
 			return n
 		}
@@ -365,13 +367,13 @@ func (p *procfs) childrenByScan(pid int, list []int32) int {
 		if errno == unix.EINTR {
 			continue
 		}
-		if errno != 0 || m == 0 {
+		if errno != 0 || m == 0 || p.over() {
 			break
 		}
 		for b := p.scan[:m]; len(b) > 0; {
 			other, ok, rest := nextDirent(b)
 			b = rest
-			if ok && n < len(list) && p.stat(other, &s) && s.ppid == pid {
+			if ok && n < len(list) && !p.over() && p.stat(other, &s) && s.ppid == pid {
 				list[n] = int32(other)
 				n++
 			}

@@ -79,8 +79,16 @@ type Member struct {
 	Leader bool
 }
 
-// FileID names an open file.
-type FileID struct{ Dev, Ino uint64 }
+// Who is to get a signal.
+type Who int
+
+const (
+	TheLeader Who = iota
+	// Feeders are all members but the leader, and those whose stdin is a pipe, a FIFO or
+	// a socket: they end by themselves when nobody feeds them any more.
+	Feeders
+	AllOthers // all members but the leader
+)
 
 // String is for messages to people.
 func (m Member) String() string { return fmt.Sprintf("%d (%s, state %c)", m.PID, m.Name, m.State) }

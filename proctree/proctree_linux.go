@@ -104,6 +104,10 @@ const (
 	maxDepth = 256
 )
 
+// inAnyCase is how many a walk visits although the look is over, so that each has
+// come to something.
+const inAnyCase = 512
+
 // Open prepares this process to hold a tree: it becomes a child subreaper and
 // starts a second thread. The calling goroutine must be locked to the main
 // thread, which never ends. It is an error if the process has children.
@@ -550,30 +554,31 @@ func wait4(ws *syscall.WaitStatus, ru *syscall.Rusage) (int, error) {
 // Usage is what the reaped part of the tree has used.
 func (t *Tree) Usage() outcome.Usage { return t.usage }
 
-// Terminate sends sig to the leader alone, or to every member but the leader,
-// each followed by SIGCONT so that one that is stopped acts on it. It returns
-// how many it reached. The time it takes grows with the tree and with what else
-// the machine has to do; it stops at until, when SIGKILL is due.
-func (t *Tree) Terminate(sig syscall.Signal, leader bool, until time.Time) int {
-	if leader {
+// Terminate sends sig to those members that have not had it, each followed by
+// SIGCONT so that one that is stopped acts on it. It returns how many it
+// reached. The time it takes grows with the tree and with what else the machine
+// has to do; it stops at until, when SIGKILL is due. It also stops for the ear:
+// then there is more to do.
+func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached int, more bool) {
+	if who == TheLeader {
 		if t.leader == 0 || t.politely(t.leader, -1, sig) != nil {
-			return 0
+			return 0, false
 		}
-		return 1
+		return 1, false
 	}
+	t.proc.begin(until)
 	// A member whose parent ends while we look for it becomes our child and is
 	// met in the next pass.
-	reached := 0
 	for range 3 {
-		n := t.walk(true, until, func(pid, pidfd int) bool {
-			return pid != t.leader && !t.struck.had(pid) && t.politely(pid, pidfd, sig) == nil
+		n := t.walk(true, func(pid, pidfd int) bool {
+			return pid != t.leader && !t.struck.had(pid) && (who != Feeders || !t.proc.isFed(pid)) && t.politely(pid, pidfd, sig) == nil
 		})
 		if n == 0 {
 			break
 		}
 		reached += n
 	}
-	return reached
+	return reached, !t.proc.end() && time.Now().Before(until)
 }
 
 func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
@@ -594,13 +599,16 @@ func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
 // Strike sends SIGKILL to every child of ours that lives, and reports how many
 // of them had not been struck before. below also strikes what is below them.
 // Nothing is reaped: a zombie holds its place under a task limit, so a bomb
-// cannot refill what the strike has emptied.
+// cannot refill what the strike has emptied. A strike that stops for the ear
+// counts one more than it struck: there is more to do.
 func (t *Tree) Strike(below bool) (struck int) {
 	if t.starting && !t.spec.Ward {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 	}
-	return t.strikeGroup() + t.walk(below, time.Time{}, func(pid, pidfd int) bool {
+	struck = t.strikeGroup()
+	t.proc.begin(time.Time{})
+	struck += t.walk(below, func(pid, pidfd int) bool {
 		var err error
 		switch {
 		case pidfd >= 0:
@@ -619,6 +627,10 @@ func (t *Tree) Strike(below bool) (struck int) {
 		}
 		return fresh
 	})
+	if !t.proc.end() {
+		struck++
+	}
+	return struck
 }
 
 // Reap reaps what has died, and reports how many. It has the next death told
@@ -646,12 +658,15 @@ func (t *Tree) Reap() (int, Event) {
 // that: then the number P stood for the same process all the time.
 //
 // What does not fit (descriptors run out, or there are too many) is left out,
-// and so is everything from the time until on, if there is one.
-func (t *Tree) walk(below bool, until time.Time, visit func(pid, pidfd int) bool) (count int) {
-	over := func() bool { return !until.IsZero() && !time.Now().Before(until) }
+// and so is what would be found, or visited as any but one of the first, after the
+// end of the look.
+func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	own := t.ownChildren()
 	if !below {
-		for _, pid := range t.arena[:own] {
+		for i, pid := range t.arena[:own] {
+			if i >= inAnyCase && t.proc.over() {
+				break
+			}
 			if !t.wards[int(pid)] && visit(int(pid), -1) {
 				count++
 			}
@@ -660,17 +675,17 @@ func (t *Tree) walk(below bool, until time.Time, visit func(pid, pidfd int) bool
 	}
 	t.found = t.found[:0]
 	for i := range own {
-		if len(t.found) == cap(t.found) || over() {
+		if len(t.found) == cap(t.found) || t.proc.over() {
 			break
 		}
-		if t.wards[int(t.arena[i])] {
-			continue
+		if t.wards[int(t.arena[i])] || stateOf(int(t.arena[i])) != childAlive {
+			continue // not ours; or dead, and its children are our own
 		}
 		t.found = append(t.found, target{int(t.arena[i]), -1})
 		t.findBelow(int(t.arena[i]), own)
 	}
-	for _, m := range t.found {
-		if !over() && visit(m.pid, m.pidfd) {
+	for i, m := range t.found {
+		if (i < inAnyCase || !t.proc.over()) && visit(m.pid, m.pidfd) {
 			count++
 		}
 		if m.pidfd >= 0 {
@@ -683,9 +698,6 @@ func (t *Tree) walk(below bool, until time.Time, visit func(pid, pidfd int) bool
 // findBelow adds what is below own, a child of ours, to t.found. The arena from
 // base on is free.
 func (t *Tree) findBelow(own, base int) {
-	if stateOf(own) != childAlive {
-		return // not ours, or its children are already our own
-	}
 	t.frames = append(t.frames[:0], frame{pid: own, pidfd: -1, lo: base, hi: base + t.proc.children(own, t.arena[base:])})
 	for len(t.frames) > 0 {
 		f := &t.frames[len(t.frames)-1]
@@ -695,7 +707,7 @@ func (t *Tree) findBelow(own, base int) {
 		}
 		pid := int(t.arena[f.lo])
 		f.lo++
-		if len(t.found) == cap(t.found) {
+		if len(t.found) == cap(t.found) || t.proc.over() {
 			return
 		}
 		pidfd, err := pidfdOpen(pid)
@@ -743,6 +755,9 @@ func (t *Tree) ownChildren() int {
 	base := max(t.first, t.self)
 	for i := range t.pidMax {
 		pid := 2 + (base-2+i)%(t.pidMax-1)
+		if t.proc.over() {
+			break
+		}
 		if stateOf(pid) == childNone {
 			if gap++; n > 0 && gap > longGap {
 				break
@@ -825,10 +840,18 @@ func (t *Tree) Ended() (list []outcome.Ended, more int) {
 	return list, t.more
 }
 
-// Members lists the live members of the tree, at most limit.
-func (t *Tree) Members(limit int) []Member {
+// Members lists the live members of the tree, at most limit. more: it stopped for the
+// ear, and there may be others.
+func (t *Tree) Members(limit int) (list []Member, more bool) {
+	t.proc.begin(time.Time{})
+	list = t.members(limit)
+	return list, !t.proc.end()
+}
+
+// members does that within a look.
+func (t *Tree) members(limit int) []Member {
 	var list []Member
-	t.walk(true, time.Time{}, func(pid, pidfd int) bool {
+	t.walk(true, func(pid, pidfd int) bool {
 		if len(list) >= limit || pidfd < 0 && stateOf(pid) != childAlive || !t.proc.stat(pid, &t.scratch) {
 			return false
 		}
@@ -842,19 +865,29 @@ func (t *Tree) Members(limit int) []Member {
 	return list
 }
 
-// Survivors lists what is alive, with the reason as far as it can be told.
+// survivorsFor is how long the look for survivors may take, which hears nobody: the
+// report is due.
+const survivorsFor = 50 * time.Millisecond
+
+// Survivors lists what is alive, with the reason as far as it can be told: at most
+// maxListed, and as many as can be found in survivorsFor.
 func (t *Tree) Survivors() []outcome.Survivor {
+	t.proc.beginDeaf(time.Now().Add(survivorsFor))
 	var list []outcome.Survivor
 	own := t.ownChildren()
-	for i := range own {
+	for _, pid := range t.arena[:own] {
+		if len(list) == maxListed || t.proc.over() {
+			break
+		}
 		// A zombie that only its tracer can see is dead and still there.
-		pid := int(t.arena[i])
-		if t.proc.stat(pid, &t.scratch) && t.scratch.state == 'Z' && stateOf(pid) == childAlive {
+		if pid := int(pid); t.proc.stat(pid, &t.scratch) && t.scratch.state == 'Z' && stateOf(pid) == childAlive {
 			m := Member{PID: pid, Start: t.scratch.start, Name: t.scratch.name(), State: 'Z'}
 			list = append(list, outcome.Survivor{Process: m.Describe(), State: "Z", Reason: t.proc.reason(m)})
 		}
 	}
-	for _, m := range t.Members(maxListed) {
+	t.proc.beginDeaf(time.Now().Add(survivorsFor))
+	defer t.proc.end()
+	for _, m := range t.members(maxListed - len(list)) {
 		if m.State != 'Z' {
 			list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.proc.reason(m)})
 		}
@@ -923,56 +956,6 @@ func (p *procfs) file(pid int, name string) string {
 	}
 	defer closeFD(fd)
 	return string(p.buf[:readAll(fd, p.buf[:])])
-}
-
-// Holds reports whether a live member has one of the files open, which are
-// given by device and inode. One whose descriptors cannot be read counts as
-// holding, since it may, and so do more members than can be looked at quickly.
-func (t *Tree) Holds(files []FileID) bool {
-	if len(files) == 0 {
-		return false
-	}
-	const quickly = 512
-	members := t.Members(quickly)
-	if len(members) == quickly {
-		return true
-	}
-	for _, m := range members {
-		if t.proc.holds(m.PID, files) {
-			return true
-		}
-	}
-	return false
-}
-
-func (p *procfs) holds(pid int, files []FileID) bool {
-	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
-	if dir < 0 {
-		return true
-	}
-	defer closeFD(dir)
-	for {
-		n, err := unix.Getdents(dir, p.scan[:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || n <= 0 {
-			return err != nil
-		}
-		for b := p.scan[:n]; len(b) > 0; {
-			fd, ok, rest := nextDirent(b)
-			b = rest
-			var st unix.Stat_t
-			if !ok || unix.Fstatat(dir, strconv.Itoa(fd), &st, 0) != nil {
-				continue
-			}
-			for _, f := range files {
-				if f == (FileID{uint64(st.Dev), st.Ino}) {
-					return true
-				}
-			}
-		}
-	}
 }
 
 // bootTime is when the clock that start times count from began.
@@ -1065,6 +1048,10 @@ func (t *Tree) OnlyWards() bool {
 	}
 	return true
 }
+
+// SetEar sets what tells whether somebody has something to say for whom this process
+// does not have time otherwise. It is asked during looks that can take long.
+func (t *Tree) SetEar(ear func() bool) { t.proc.ear = ear }
 
 // IsWard reports whether pid is a ward whose exit was not seen yet.
 func (t *Tree) IsWard(pid int) bool { return t.wards[pid] }

@@ -137,7 +137,7 @@ func (h *held) run(files []int, argv ...string) error {
 func (h *held) until(what string, done func() bool) error {
 	for end := time.Now().Add(patience); !done(); {
 		if time.Now().After(end) {
-			return fmt.Errorf("still not %s after %v; alive: %v", what, patience, h.Members(100))
+			return fmt.Errorf("still not %s after %v; alive: %v", what, patience, h.alive())
 		}
 		fds := []unix.PollFd{{Fd: int32(h.FD()), Events: unix.POLLIN}}
 		_, _ = unix.Poll(fds, 20)
@@ -156,11 +156,17 @@ func (h *held) note(ev Event) {
 	h.empty = h.empty || ev.Empty
 }
 
+// alive lists some of the members.
+func (h *held) alive() []Member {
+	list, _ := h.Members(100)
+	return list
+}
+
 // kill ends the tree as the supervisor does.
 func (h *held) kill() error {
 	for end := time.Now().Add(patience); !h.empty; {
 		if time.Now().After(end) {
-			return fmt.Errorf("not empty after %v; alive: %v", patience, h.Members(100))
+			return fmt.Errorf("not empty after %v; alive: %v", patience, h.alive())
 		}
 		if h.Strike(false) > 0 {
 			continue
@@ -354,7 +360,7 @@ func politeRole(args []string) error {
 	if err := h.until("ready", func() bool { return count("ready-") == 4 }); err != nil {
 		return err
 	}
-	if n := h.Terminate(syscall.SIGTERM, true, time.Now().Add(patience)); n != 1 {
+	if n, _ := h.Terminate(syscall.SIGTERM, TheLeader, time.Time{}); n != 1 {
 		return fmt.Errorf("%d leaders", n)
 	}
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
@@ -365,10 +371,10 @@ func politeRole(args []string) error {
 			return fmt.Errorf("%s was signalled with the leader", l)
 		}
 	}
-	if n := h.Terminate(syscall.SIGTERM, false, time.Now()); n != 0 {
+	if n, _ := h.Terminate(syscall.SIGTERM, AllOthers, time.Now()); n != 0 {
 		return fmt.Errorf("%d members were signalled when there was no time left", n)
 	}
-	h.Terminate(syscall.SIGTERM, false, time.Now().Add(patience))
+	h.Terminate(syscall.SIGTERM, AllOthers, time.Now().Add(patience))
 	if err := h.until("empty", func() bool { return h.empty }); err != nil {
 		return err
 	}
@@ -392,7 +398,7 @@ func deepRole([]string) error {
 	if err := h.run(nil, "sh", "-c", script); err != nil {
 		return err
 	}
-	if err := h.until("deep", func() bool { return len(h.Members(100)) == depth+2 }); err != nil {
+	if err := h.until("deep", func() bool { return len(h.alive()) == depth+2 }); err != nil {
 		return err
 	}
 	if n := h.Strike(true); n != depth+2 {
@@ -431,11 +437,7 @@ func holdsRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return err
-	}
-	id := []FileID{{uint64(st.Dev), st.Ino}}
+	names := []string{FileName(int(f.Fd()))}
 	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -449,6 +451,9 @@ func holdsRole(args []string) error {
 		"sleep " + tooLong + " >/dev/null & exit 0":                     false,
 		"setsid sleep " + tooLong + " 5>&1 >/dev/null & exit 0":         true,
 		"(exec >/dev/null; sleep 0.01; exec sleep " + tooLong + ") & :": false,
+		// What reads from the leader may have to write what it has read.
+		"mkfifo fifo; cat <fifo >/dev/null & exec 5>fifo; sleep " + tooLong + " >/dev/null & exit 0": true,
+		"{ sleep " + tooLong + "; } 2>/dev/null | cat >/dev/null & exec >/dev/null; exit 0":          true,
 	} {
 		if err := h.run([]int{null, int(f.Fd()), null}, "sh", "-c", script); err != nil {
 			return err
@@ -457,7 +462,7 @@ func holdsRole(args []string) error {
 			return err
 		}
 		// A shell takes a moment to redirect.
-		if err := h.until("holding as it should", func() bool { return h.Holds(id) == want }); err != nil {
+		if err := h.until("holding as it should", func() bool { return h.Holds(names, time.Now().Add(patience)) == want }); err != nil {
 			return fmt.Errorf("%s: %w", script, err)
 		}
 		if err := h.kill(); err != nil {

@@ -33,6 +33,7 @@ type Tracked struct {
 	orders chan *Spec
 	spec   *Spec
 	root   int // descriptor of "/"
+	ear    func() bool
 
 	forkingTID int
 
@@ -346,30 +347,33 @@ func (t *Tracked) Signal(sig syscall.Signal) {
 	}
 }
 
-// Terminate sends sig to the leader alone, or to every member but the leader, each
-// followed by SIGCONT. It returns how many it reached.
-func (t *Tracked) Terminate(sig syscall.Signal, leader bool, until time.Time) (reached int) {
-	if leader {
+// Terminate sends sig to those members that have not had it, each followed by SIGCONT.
+// It returns how many it reached, and whether there is more to do.
+func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reached int, more bool) {
+	if who == TheLeader {
 		if t.leader == 0 || t.exited || signalUnreaped(t.leader, sig) != nil {
-			return 0
+			return 0, false
 		}
 		if r, err := t.table.row(t.leader); err == nil {
 			t.note(r, sig)
 		}
 		_ = signalUnreaped(t.leader, syscall.SIGCONT)
-		return 1
+		return 1, false
 	}
 	for range 3 {
 		t.scan()
 		if t.tracker == nil {
-			return reached
+			return reached, false
 		}
 		n := 0
 		for _, r := range t.tracker.Live() {
-			if !until.IsZero() && !time.Now().Before(until) {
-				return reached
+			if !time.Now().Before(until) {
+				return reached, false
 			}
-			if r.PID == t.leader || t.signalled(r) >= 0 || t.table.Signal(&r, sig) != nil {
+			if t.heard() {
+				return reached, true
+			}
+			if r.PID == t.leader || t.signalled(r) >= 0 || who == Feeders && t.table.isFed(r.PID) || t.table.Signal(&r, sig) != nil {
 				continue
 			}
 			t.note(r, sig)
@@ -381,8 +385,13 @@ func (t *Tracked) Terminate(sig syscall.Signal, leader bool, until time.Time) (r
 		}
 		reached += n
 	}
-	return reached
+	return reached, false
 }
+
+// SetEar sets what tells whether somebody has something to say.
+func (t *Tracked) SetEar(ear func() bool) { t.ear = ear }
+
+func (t *Tracked) heard() bool { return t.ear != nil && t.ear() }
 
 // betweenStrikes is the pause after a scan in which somebody has still to be
 // suspended or ended.
@@ -501,9 +510,9 @@ func (t *Tracked) Ended() (list []outcome.Ended, more int) {
 }
 
 // Members lists the live members of the tree, at most limit.
-func (t *Tracked) Members(limit int) (list []Member) {
+func (t *Tracked) Members(limit int) (list []Member, more bool) {
 	if t.scan(); t.tracker == nil {
-		return nil
+		return nil, false
 	}
 	for _, r := range t.tracker.Live() {
 		if len(list) == limit {
@@ -513,12 +522,13 @@ func (t *Tracked) Members(limit int) (list []Member) {
 		m.Leader = r.PID == t.leader
 		list = append(list, m)
 	}
-	return list
+	return list, false
 }
 
 // Survivors lists what is alive, with the reason as far as it can be told.
 func (t *Tracked) Survivors() (list []outcome.Survivor) {
-	for _, m := range t.Members(maxListed) {
+	members, _ := t.Members(maxListed)
+	for _, m := range members {
 		list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.table.reason(m)})
 	}
 	if len(list) == 0 && t.leader != 0 && t.partial != nil {
@@ -549,13 +559,11 @@ func (t *Tracked) Suspects() (list []outcome.Process) {
 // Proof is how it is known that nothing is left, after an Event that says so.
 func (t *Tracked) Proof() outcome.Proof { return outcome.Scans }
 
-// Holds reports whether a live member has one of the files open.
-func (t *Tracked) Holds(files []FileID) bool {
-	if len(files) == 0 {
-		return false
-	}
-	for _, m := range t.Members(maxListed) {
-		if t.table.holds(m.PID, files) {
+// Holds reports whether a live member may still have output to write.
+func (t *Tracked) Holds(files []string, until time.Time) bool {
+	members, _ := t.Members(maxListed)
+	for _, m := range members {
+		if !time.Now().Before(until) || t.heard() || t.table.holds(m.PID, files) {
 			return true
 		}
 	}

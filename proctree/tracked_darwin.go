@@ -62,8 +62,15 @@ func (p *processTable) reason(m Member) string {
 	return "SIGKILL has not taken effect yet"
 }
 
-// holds reports whether pid has one of the files open. That is not looked up: it may.
-func (p *processTable) holds(int, []FileID) bool { return true }
+// FileName returns a name for an open file. Nothing is compared with it: see holds.
+func FileName(int) string { return "?" }
+
+// holds reports whether pid may have output to write. That is not looked up: it may.
+func (p *processTable) holds(int, []string) bool { return true }
+
+// isFed reports whether the stdin of pid is a pipe, a FIFO or a socket. That is not
+// looked up either.
+func (p *processTable) isFed(int) bool { return false }
 
 // neverExecuted reports whether pid, an unreaped child, is still what it was when it
 // was forked.

@@ -113,7 +113,7 @@ func newRunCommand() *cobra.Command {
 	flags.VarP(&f.grace, "grace", "g", "time between that signal and SIGKILL")
 	flags.Var(&f.killWait, "kill-wait", "how long to wait for the end after SIGKILL")
 	flags.Var(&f.drain, "drain", "how long to wait for the end of the output when all have ended")
-	flags.Var(&f.linger, "linger", "how long what is left may go on when CLI has ended by itself,\nwhile it still holds CLI's input or output")
+	flags.Var(&f.linger, "linger", "how long what is left may go on when CLI has ended by itself,\nwhile it still holds CLI's input or output or reads from a pipe")
 	flags.Var(f.afterExit, "after-exit", "what is left when CLI has ended by itself: terminate it, wait for\nit, or leave it")
 	flags.Var(f.audience, "audience", "who gets the signal: leader-first (the others after a third of the\ngrace, or when CLI has ended), everyone, or leader-only")
 	flags.StringVar(&f.report, "report", "", "write the outcome as JSON into `FILE`, which is replaced: it is\nthere whole or not at all; /dev/stderr or /dev/fd/N, and what is\nno regular file, is written to as it is")

@@ -97,6 +97,7 @@ func serveGuard() {
 	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		g.null = g.root // gives and takes nothing either
 	}
+	g.tree.SetEar(g.interrupted)
 	state, err := readState(unix.Gettid())
 	if hello(state, err == nil) != nil {
 		return

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -57,11 +58,11 @@ type tree interface {
 	StartRuledOut() bool
 	Collect(killing bool) proctree.Event
 	Signal(sig syscall.Signal)
-	Terminate(sig syscall.Signal, leader bool, until time.Time) int
+	Terminate(sig syscall.Signal, who proctree.Who, until time.Time) (reached int, more bool)
 	Strike(below bool) int
 	Reap() (int, proctree.Event)
-	Holds(files []proctree.FileID) bool
-	Members(limit int) []proctree.Member
+	Holds(files []string, until time.Time) bool
+	Members(limit int) (list []proctree.Member, more bool)
 	Survivors() []outcome.Survivor
 	Ended() (list []outcome.Ended, more int)
 	Forget()
@@ -70,6 +71,7 @@ type tree interface {
 	CloseGroup()
 	GroupLeft(limit time.Duration) bool
 
+	SetEar(ear func() bool)
 	Next() time.Time
 	Suspects() []outcome.Process
 	Proof() outcome.Proof
@@ -79,8 +81,8 @@ type tree interface {
 type run struct {
 	settings Settings
 	spec     proctree.Spec
-	given    []proctree.FileID // of the leader's 0, 1 and 2
-	deadline time.Time         // zero: none
+	given    []string  // the names of the files that are the leader's 0, 1 and 2
+	deadline time.Time // zero: none
 	ladder   proctree.Ladder
 
 	startDone bool
@@ -89,8 +91,11 @@ type run struct {
 	report      Done
 	stopping    bool // the ladder was begun by a stop, not for leftovers
 	lingerEnd   time.Time
-	lookAgain   time.Time // when to see whether the leftovers still hold a file
+	lookAgain   time.Time // when to see whether the leftovers still have output to write
 	lookWait    time.Duration
+	signalAt    time.Time // when to go on with the polite signal; zero: there is no more to do
+	signalTo    proctree.Who
+	fedAt       time.Time // when those that are fed get it too; zero: they are no exception
 	killer      killer
 	gaveUp      bool // reported, or about to be; going on in the background
 	over        bool // the tree is empty
@@ -120,6 +125,7 @@ func serve() (code int) {
 	s.state, err = readState(ownThread())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
+	s.tree.SetEar(s.interrupted)
 	s.tree.MakeGroup()
 	for s.step() {
 	}
@@ -223,7 +229,9 @@ func wait(fds []unix.PollFd, until time.Time) {
 		// The kernel is short of memory. That must neither keep us from hearing
 		// anybody nor make us spin: it is as if each could be asked.
 		for i := range fds {
-			fds[i].Revents = unix.POLLERR
+			if fds[i].Fd >= 0 {
+				fds[i].Revents = unix.POLLERR
+			}
 		}
 		proctree.Pause(10 * time.Millisecond)
 		return
@@ -252,6 +260,7 @@ func (s *server) wake() time.Time {
 		sooner(r.deadline)
 	}
 	sooner(r.lookAgain)
+	sooner(r.signalAt)
 	sooner(r.killer.next)
 	if !r.ladder.Killing() && !r.gaveUp {
 		sooner(s.tree.Next())
@@ -408,7 +417,7 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 	for i, n := range m.Numbers {
 		r.spec.Files[n] = files[i+1]
 		if n < 3 {
-			r.given = appendFileID(r.given, files[i+1])
+			r.given = appendName(r.given, files[i+1])
 		}
 	}
 	r.ladder.Policy = proctree.Policy{
@@ -423,14 +432,17 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 	return nil
 }
 
-// appendFileID adds the identity of an open file, unless it is /dev/null, which
-// every daemon has open.
-func appendFileID(list []proctree.FileID, fd int) []proctree.FileID {
+// appendName adds the name of an open file, unless it is /dev/null, which every daemon
+// has open.
+func appendName(list []string, fd int) []string {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR && uint64(st.Rdev) == nullDevice() {
 		return list
 	}
-	return append(list, proctree.FileID{Dev: uint64(st.Dev), Ino: st.Ino})
+	if name := proctree.FileName(fd); name != "" {
+		list = append(list, name)
+	}
+	return list
 }
 
 // nullDevice is the number of /dev/null.
@@ -488,6 +500,10 @@ func (s *server) stop(q *StopRequest) {
 	if q.Signal != 0 && !begun {
 		r.ladder.Policy.Signal = q.Signal
 	}
+	if r.report.Exit != nil && r.settings.AfterExit == Leave {
+		r.lingerEnd = now // it is being listed what is left, which is not stopped
+		return
+	}
 	r.lingerEnd, r.lookAgain = time.Time{}, time.Time{}
 	switch {
 	case q.Kill || !r.startDone:
@@ -542,9 +558,15 @@ func (s *server) advance() {
 		}
 	}
 	if !r.lookAgain.IsZero() && !now.Before(r.lookAgain) {
-		s.linger(now)
+		s.lookAgain(now)
+		if s.run != r || r.over {
+			return
+		}
 	}
 	s.act(r.ladder.Step(now))
+	if !r.signalAt.IsZero() && !now.Before(r.signalAt) {
+		s.signalMembers(now)
+	}
 	if s.run == r && !r.over && (r.ladder.Killing() || r.gaveUp) {
 		s.kill(now)
 	}
@@ -606,22 +628,33 @@ const groupLimit = 500 * time.Millisecond
 // leftovers decides what becomes of them, now that the leader exited by itself.
 func (s *server) leftovers() {
 	r := s.run
+	now := time.Now()
 	switch r.settings.AfterExit {
 	case Leave:
-		s.leave()
+		r.lingerEnd = now.Add(leaveLimit)
+		s.leave(now)
 	case Terminate:
-		now := time.Now()
 		r.lingerEnd, r.lookWait = now.Add(r.settings.Linger), 2*time.Millisecond
 		s.linger(now)
 	}
 }
 
-// linger lets leftovers finish that still hold one of the leader's files; any
-// other gets the ladder.
+// lookAgain takes another look at the leftovers.
+func (s *server) lookAgain(now time.Time) {
+	if s.run.settings.AfterExit == Leave {
+		s.leave(now)
+	} else {
+		s.linger(now)
+	}
+}
+
+// linger lets leftovers finish that may have output to write; any other gets the
+// ladder. To look takes a quarter of the time at most.
 func (s *server) linger(now time.Time) {
 	r := s.run
-	if now.Before(r.lingerEnd) && s.tree.Holds(r.given) {
-		r.lookAgain = now.Add(r.lookWait)
+	if now.Before(r.lingerEnd) && s.tree.Holds(r.given, r.lingerEnd) {
+		done := time.Now()
+		r.lookAgain = done.Add(max(r.lookWait, 3*done.Sub(now)))
 		if r.lookAgain.After(r.lingerEnd) {
 			r.lookAgain = r.lingerEnd
 		}
@@ -632,11 +665,20 @@ func (s *server) linger(now time.Time) {
 	s.act(r.ladder.Begin(now))
 }
 
+// leaveLimit is how long the list of what is left may take.
+const leaveLimit = 200 * time.Millisecond
+
 // leave reports what is alive and lets go of it. The helper ends with it, so
 // that the tree falls to whoever adopts orphans here.
-func (s *server) leave() {
+func (s *server) leave(now time.Time) {
 	r := s.run
-	for _, m := range s.tree.Members(1024) {
+	left, more := s.tree.Members(1024)
+	if more && now.Before(r.lingerEnd) {
+		r.lookAgain = now // when the caller was heard
+		return
+	}
+	r.lookAgain = time.Time{}
+	for _, m := range left {
 		r.report.Cleanup.LeftAlive = append(r.report.Cleanup.LeftAlive, m.Describe())
 	}
 	s.finish(outcome.Left, outcome.NoProof)
@@ -646,18 +688,22 @@ func (s *server) leave() {
 func (s *server) act(actions []proctree.Action) {
 	r := s.run
 	sig := syscall.Signal(r.ladder.Policy.Signal)
-	until, _ := r.ladder.Next() // the end of the grace, when it comes to signals
+	now := time.Now()
 	for _, a := range actions {
 		switch a {
 		case proctree.CloseStdin:
 			s.rung(outcome.StepCloseStdin, 0)
 		case proctree.SignalLeader:
 			s.rung(outcome.StepSignalLeader, int(sig))
-			s.tree.Terminate(sig, true, until)
+			s.tree.Terminate(sig, proctree.TheLeader, time.Time{})
 		case proctree.SignalMembers:
-			if s.tree.Terminate(sig, false, until) > 0 {
-				s.rung(outcome.StepSignalMembers, int(sig))
+			r.signalTo = proctree.AllOthers
+			if !r.stopping && r.ladder.Policy.Audience == proctree.LeaderFirst {
+				// Of leftovers, what reads from others has something to read until
+				// those have ended.
+				r.signalTo, r.fedAt = proctree.Feeders, now.Add(r.ladder.Policy.Grace/3)
 			}
+			s.signalMembers(now)
 		case proctree.Kill:
 			s.rung(outcome.StepKill, int(syscall.SIGKILL))
 			r.killer = killer{}
@@ -665,6 +711,26 @@ func (s *server) act(actions []proctree.Action) {
 			s.rung(outcome.StepGiveUp, 0)
 			s.giveUp()
 		}
+	}
+}
+
+// signalMembers sends the polite signal to members that have not had it.
+func (s *server) signalMembers(now time.Time) {
+	r := s.run
+	r.signalAt = time.Time{}
+	if r.ladder.Killing() || r.gaveUp {
+		return
+	}
+	until, _ := r.ladder.Next() // the end of the grace
+	reached, more := s.tree.Terminate(syscall.Signal(r.ladder.Policy.Signal), r.signalTo, until)
+	if reached > 0 && !slices.ContainsFunc(r.report.Cleanup.Steps, func(step outcome.Step) bool { return step.Name == outcome.StepSignalMembers }) {
+		s.rung(outcome.StepSignalMembers, r.ladder.Policy.Signal)
+	}
+	switch {
+	case more:
+		r.signalAt = now // when the caller was heard
+	case !r.fedAt.IsZero():
+		r.signalTo, r.signalAt, r.fedAt = proctree.AllOthers, r.fedAt, time.Time{}
 	}
 }
 
@@ -690,13 +756,15 @@ func (s *server) kill(now time.Time) {
 
 // interrupted reports whether the ladder or the caller wants a turn.
 func (s *server) interrupted() bool {
-	if next, ok := s.run.ladder.Next(); ok && !time.Now().Before(next) {
-		return true
+	if r := s.run; r != nil {
+		if next, ok := r.ladder.Next(); ok && !time.Now().Before(next) {
+			return true
+		}
 	}
 	if s.callerGone {
 		return false
 	}
-	fds := [1]unix.PollFd{{Fd: int32(s.control), Events: unix.POLLIN}}
+	fds := [2]unix.PollFd{{Fd: int32(s.control), Events: unix.POLLIN}, {Fd: int32(s.caller), Events: unix.POLLIN}}
 	n, _ := unix.Poll(fds[:], 0)
 	return n > 0
 }

@@ -74,15 +74,16 @@ func newStubTree(t *testing.T, m stubManner) *stubTree {
 
 func (s *stubTree) wake() { _, _ = unix.Write(s.news, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
-func (s *stubTree) FD() int                            { return s.news }
-func (s *stubTree) LeaderFD() int                      { return -1 }
-func (s *stubTree) ForkingThread() int                 { return 0 }
-func (s *stubTree) Executed() bool                     { return s.starting && s.manner != notThere }
-func (s *stubTree) StartRuledOut() bool                { return s.starting && s.manner == notThere }
-func (s *stubTree) Holds(files []proctree.FileID) bool { return len(files) > 0 && s.manner == deaf }
-func (s *stubTree) Usage() outcome.Usage               { return outcome.Usage{} }
-func (s *stubTree) Forget()                            {}
-func (s *stubTree) ResumeWard(int)                     {}
+func (s *stubTree) FD() int                                { return s.news }
+func (s *stubTree) LeaderFD() int                          { return -1 }
+func (s *stubTree) ForkingThread() int                     { return 0 }
+func (s *stubTree) Executed() bool                         { return s.starting && s.manner != notThere }
+func (s *stubTree) StartRuledOut() bool                    { return s.starting && s.manner == notThere }
+func (s *stubTree) Holds(files []string, _ time.Time) bool { return len(files) > 0 && s.manner == deaf }
+func (s *stubTree) Usage() outcome.Usage                   { return outcome.Usage{} }
+func (s *stubTree) Forget()                                {}
+func (s *stubTree) SetEar(func() bool)                     {}
+func (s *stubTree) ResumeWard(int)                         {}
 
 func (s *stubTree) Leader() int {
 	if s.leader {
@@ -181,13 +182,13 @@ func (s *stubTree) Signal(sig syscall.Signal) {
 	s.exited = s.exited || s.manner == daemon // which is seen when it is looked for
 }
 
-func (s *stubTree) Terminate(sig syscall.Signal, leader bool, _ time.Time) int {
+func (s *stubTree) Terminate(sig syscall.Signal, who proctree.Who, _ time.Time) (int, bool) {
 	s.valid(sig)
-	if s.manner == polite || s.manner == survivors && leader {
+	if s.manner == polite || s.manner == survivors && who == proctree.TheLeader {
 		s.exited, s.died = true, s.manner == polite
 		s.wake()
 	}
-	return 1
+	return 1, false
 }
 
 func (s *stubTree) Strike(bool) int {
@@ -200,8 +201,8 @@ func (s *stubTree) Strike(bool) int {
 	return struck
 }
 
-func (s *stubTree) Members(limit int) []proctree.Member {
-	return []proctree.Member{{PID: 4712, Parent: 4711, Name: "stub", State: 'S'}}
+func (s *stubTree) Members(limit int) ([]proctree.Member, bool) {
+	return []proctree.Member{{PID: 4712, Parent: 4711, Name: "stub", State: 'S'}}, false
 }
 
 func (s *stubTree) Survivors() []outcome.Survivor {
@@ -665,7 +666,7 @@ func orderly(said string) error {
 }
 
 func stubServer(tree *stubTree, control, null int) *server {
-	s := &server{tree: tree, control: control, caller: null, null: null, remove: removed(tree.t), writeEnd: written}
+	s := &server{tree: tree, control: control, caller: -1, null: null, remove: removed(tree.t), writeEnd: written}
 	var err error
 	runtime.LockOSThread()
 	s.state, err = readState(0)
@@ -868,7 +869,7 @@ func FuzzGuard(f *testing.F) {
 		tree.gone = func() bool { return false } // what was ordered is still carried out
 		var g *warden
 		said, whole, asks := feed(t, tree, func(control int) loop {
-			g = &warden{tree: tree, control: control, caller: null, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{},
+			g = &warden{tree: tree, control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{},
 				duties: map[int]*Duties{}, remove: removed(t), writeEnd: written}
 			return loop{g.step, func() bool { return g.callerGone }, &g.in, func(t *testing.T) {
 				checkInbox(t, &g.in, len(g.buf))

@@ -1,0 +1,67 @@
+package adapter
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
+)
+
+func init() { roles["leaves many files open"] = leavesManyFilesOpenRole }
+
+// leavesManyFilesOpenRole leaves processes behind which have thousands of descriptors
+// each, and end by themselves.
+func leavesManyFilesOpenRole(args []string) error {
+	const files = 15000
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = limit.Max
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	for range min(files, int(min(limit.Max, files*2))-100) {
+		if _, err := unix.Dup(0); err != nil { // which, unlike those of package os, is inherited
+			return err
+		}
+	}
+	n, err := strconv.Atoi(args[0])
+	for range n {
+		if err == nil {
+			_, err = syscall.ForkExec("/bin/sleep", []string{"sleep", tooLong}, &syscall.ProcAttr{Files: []uintptr{0, 0, 0}})
+		}
+	}
+	fmt.Println("ready")
+	return err
+}
+
+// A supervisor that looks whether leftovers hold the output hears a stop, and the end of
+// its caller, although the look could take half a minute.
+func TestStopDuringALongLook(t *testing.T) {
+	t.Parallel()
+	const leftovers = 150
+	a := newAdapter(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := Command{
+		Path: os.Args[0], Args: []string{strconv.Itoa(leftovers)}, Env: append(os.Environ(), roleVar+"=leaves many files open"),
+		Stop:   StopPolicy{Grace: 10 * time.Second, KillWait: 10 * time.Second, Linger: 20 * time.Second},
+		Stdout: onWrite(func() { time.AfterFunc(300*time.Millisecond, cancel) }),
+	}
+	o, err := a.Invoke(ctx, c)
+	if err != nil || o.Status != outcome.Succeeded || o.Cleanup.HelperLost || o.Elapsed >= c.Stop.Linger {
+		t.Errorf("after %v: %s, %v, %s; %+v", o.Elapsed, o.Status, err, o.Stderr, o.Cleanup.Steps)
+	}
+	if n := len(o.Cleanup.Ended) + o.Cleanup.EndedMore; n != leftovers {
+		t.Errorf("ended %d of %d leftovers", n, leftovers)
+	}
+	isEmpty(t, o)
+}
