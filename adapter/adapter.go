@@ -57,7 +57,8 @@ type Options struct {
 	// ended is kept for 30 days, and the last 1000.
 	StateDir string
 	// Logger, if not nil, gets one line when an invocation starts and one when
-	// it ends. Never arguments, environment, input or output.
+	// it ends. Never arguments, environment, input or output. A line that takes longer
+	// than 100 ms is not waited for, and the invocation's other is left out.
 	Logger *slog.Logger
 }
 
@@ -203,8 +204,10 @@ func (a *Adapter) proven(v *invocation) {
 //
 // The error joins an *outcome.CleanupError for each that is not shown to be gone.
 func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcome, error) {
+	caller := newCallerContext(ctx)
+	defer caller.release()
 	running, unproven := a.registered(func(v *invocation) bool { return v.cmd.Owner == owner })
-	err := a.end(ctx, running, unproven, ErrOwnerStopped)
+	err := a.end(caller, running, unproven, ErrOwnerStopped)
 	var outcomes []outcome.Outcome
 	for _, v := range running {
 		select {
@@ -236,7 +239,7 @@ func (a *Adapter) registered(is func(*invocation) bool) (running, unproven []*in
 
 // end ends all at once, and waits for them. It goes on after a failure, and tries
 // once more with what failed.
-func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why error) error {
+func (a *Adapter) end(ctx *callerContext, running, unproven []*invocation, why error) error {
 	errs := make(chan error)
 	for _, v := range running {
 		go func() {
@@ -263,13 +266,12 @@ func (a *Adapter) end(ctx context.Context, running, unproven []*invocation, why 
 		all = append(all, err)
 	}
 	if late {
-		all = append(all, context.Cause(ctx))
+		all = append(all, ctx.given())
 	}
 	return errors.Join(all...)
 }
 
-// errLate means that a context ended first. Its cause is the caller's, which need
-// not be comparable.
+// errLate means that the caller's context ended first.
 var errLate = errors.New("adapter: the context ended first")
 
 // Shutdown refuses new work, ends everything that is running all at once, waits
@@ -283,6 +285,8 @@ var errLate = errors.New("adapter: the context ended first")
 // It may be called again, and from several goroutines: there is one shutdown, for
 // which all wait.
 func (a *Adapter) Shutdown(ctx context.Context) error {
+	caller := newCallerContext(ctx)
+	defer caller.release()
 	a.mu.Lock()
 	first := a.down == nil
 	if first {
@@ -293,7 +297,7 @@ func (a *Adapter) Shutdown(ctx context.Context) error {
 		running, unproven := a.registered(func(*invocation) bool { return true })
 		go func() {
 			defer close(a.down)
-			a.downErr = a.end(context.Background(), running, unproven, ErrShutdown)
+			a.downErr = a.end(newCallerContext(context.Background()), running, unproven, ErrShutdown)
 			a.pool.Close()
 			if a.journal != nil {
 				a.downErr = errors.Join(a.downErr, a.journal.Close())
@@ -303,8 +307,8 @@ func (a *Adapter) Shutdown(ctx context.Context) error {
 	select {
 	case <-a.down:
 		return a.downErr
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-caller.Done():
+		return caller.given()
 	}
 }
 

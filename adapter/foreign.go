@@ -1,9 +1,15 @@
 package adapter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"curfew/outcome"
 )
 
 // What the caller gives us has code of its own: a Reader, a Writer, a Logger, a
@@ -13,8 +19,9 @@ import (
 // quoted is an error of the caller's with the text that it had when it came. Its own
 // methods are not called again.
 type quoted struct {
-	err  error
-	text string
+	err    error
+	text   string
+	signal syscall.Signal // that it asks for, as the cause of a stop; 0: none
 }
 
 func (q *quoted) Error() string { return q.text }
@@ -84,4 +91,176 @@ func readFrom(r io.Reader, b []byte, n *int, err *error) {
 		}
 		return quote(err)
 	})
+}
+
+// within runs code of the caller's that is to take no time, and waits for it no longer
+// than abandonAfter. returned is closed when it has returned, whenever that is; ok
+// is false if it has not in time, or has panicked.
+func within(code func()) (returned <-chan struct{}, ok bool) {
+	done := make(chan struct{})
+	err := errGoexit
+	go func() {
+		defer close(done)
+		called(&err, func() error { code(); return nil })
+	}()
+	timer := time.NewTimer(abandonAfter)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return done, err == nil
+	case <-timer.C:
+		return done, false
+	}
+}
+
+// callerContext is a context of ours that ends when one of the caller's does. Only
+// goroutines of its own call the methods of that one, and of its cause. A context
+// that panics counts as ended.
+type callerContext struct {
+	context.Context
+	end      context.CancelCauseFunc
+	deadline time.Time // of the caller's; zero: none, or it did not tell in time
+
+	over chan struct{} // closed by release
+	once sync.Once
+
+	// Valid when Done is closed.
+	kind  outcome.Cause
+	cause error // in it errors.Is finds context.Cause of the caller's
+
+	mu    sync.Mutex
+	calls []<-chan struct{} // code of the caller's that was begun; closed when it has returned
+}
+
+// errSilentContext is the cause of a context that has ended and does not say why.
+var errSilentContext = errors.New("adapter: the context does not say why it ended")
+
+// newCallerContext returns what follows ctx until it is released.
+func newCallerContext(ctx context.Context) *callerContext {
+	if ctx == nil {
+		panic("adapter: nil Context")
+	}
+	c := &callerContext{over: make(chan struct{})}
+	c.Context, c.end = context.WithCancelCause(context.Background())
+	if ctx == context.Background() {
+		return c
+	}
+	first := make(chan time.Time, 1)
+	done := make(chan struct{})
+	c.calls = append(c.calls, done)
+	go func() {
+		defer close(done)
+		err := errGoexit
+		defer func() {
+			if err != nil {
+				c.ended(outcome.CauseCanceled, fmt.Errorf("adapter: the context: %w", err))
+			}
+			close(first)
+		}()
+		called(&err, func() error {
+			at, _ := ctx.Deadline()
+			ended := ctx.Done()
+			select {
+			case <-ended:
+				c.ask(ctx)
+				return nil
+			default:
+			}
+			first <- at
+			select {
+			case <-ended:
+				c.ask(ctx)
+			case <-c.over:
+			}
+			return nil
+		})
+	}()
+	timer := time.NewTimer(2 * abandonAfter) // it may have to ask why it ended
+	defer timer.Stop()
+	select {
+	case c.deadline = <-first:
+	case <-timer.C:
+	}
+	return c
+}
+
+// ask asks a context that has ended why.
+func (c *callerContext) ask(ctx context.Context) {
+	kind, cause := outcome.CauseCanceled, error(nil)
+	returned, ok := within(func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			kind = outcome.CauseTimeout
+		}
+		cause = context.Cause(ctx)
+		if cause == nil || cause == context.Canceled || cause == context.DeadlineExceeded {
+			return
+		}
+		q := quote(cause)
+		var s interface{ StopSignal() syscall.Signal }
+		if errors.As(cause, &s) {
+			if sig := s.StopSignal(); sig > 0 && sig <= maxSignal {
+				q.signal = sig
+			}
+		}
+		cause = q
+	})
+	if ok {
+		c.ended(kind, cause)
+		return
+	}
+	c.mu.Lock()
+	c.calls = append(c.calls, returned)
+	c.mu.Unlock()
+	c.ended(outcome.CauseCanceled, errSilentContext)
+}
+
+func (c *callerContext) ended(kind outcome.Cause, cause error) {
+	if cause == nil { // it has not ended
+		cause = context.Canceled
+	}
+	c.kind, c.cause = kind, cause
+	c.end(cause)
+}
+
+// why says why the context ended.
+func (c *callerContext) why() (outcome.Cause, error) { return c.kind, c.cause }
+
+// given is the cause as the caller has given it.
+func (c *callerContext) given() error {
+	if q, ok := c.cause.(*quoted); ok {
+		return q.err
+	}
+	return c.cause
+}
+
+// maxSignal is the highest number of a signal.
+const maxSignal = 64
+
+// release ends the following, and returns what of the caller's code is to return yet.
+func (c *callerContext) release() []<-chan struct{} {
+	c.once.Do(func() { close(c.over) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls
+}
+
+// inside counts what of the caller's code does not return either while we wait once
+// more, for all of it together.
+func inside(calls []<-chan struct{}) (n int) {
+	late := make(chan struct{})
+	timer := time.AfterFunc(abandonAfter, func() { close(late) })
+	defer timer.Stop()
+	for _, returned := range calls {
+		select {
+		case <-returned:
+			continue
+		default:
+		}
+		select {
+		case <-returned:
+		case <-late:
+			n++
+		}
+	}
+	return n
 }

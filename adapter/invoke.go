@@ -25,7 +25,7 @@ const ackLimit = time.Second
 // invocation is one Invoke from its beginning to its end.
 type invocation struct {
 	a       *Adapter
-	ctx     context.Context // of a session: while it starts
+	ctx     *callerContext // of a session: while it starts
 	cmd     Command
 	policy  StopPolicy
 	id      string
@@ -41,6 +41,8 @@ type invocation struct {
 	written atomic.Int64
 
 	copyErrors []*outcome.CopyError
+	calls      []<-chan struct{} // of the Logger; each is closed when the call has returned
+	logFailed  bool              // it is not called again
 
 	mu     sync.Mutex              // guards what follows
 	helper *supervisor.Helper      // nil until the request was sent
@@ -49,6 +51,7 @@ type invocation struct {
 	why    error
 	since  time.Time // when that was
 	calm   bool      // that request was the ordinary end of a session
+	hurry  bool      // there is no grace any more
 	acked  bool
 	spared bool      // the supervisor was late once, and got more time
 	due    time.Time // when the supervisor must have said something; zero: no such time
@@ -62,7 +65,7 @@ type invocation struct {
 
 func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
 	c.Timeout = min(c.Timeout, maxWait)
-	return &invocation{a: a, ctx: ctx, cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
+	return &invocation{a: a, ctx: newCallerContext(ctx), cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
 }
 
 func (v *invocation) invoke() (outcome.Outcome, error) {
@@ -85,8 +88,17 @@ func (v *invocation) order() *supervisor.Helper {
 		return refused(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: op, Path: v.cmd.Path, Err: err}})
 	}
 	if v.ctx.Err() != nil {
-		cause, err := causeOf(v.ctx)
+		cause, err := v.ctx.why()
 		return refused(cause, outcome.Why{Cause: err})
+	}
+	if v.cmd.Kill != nil {
+		go func() {
+			select {
+			case <-v.cmd.Kill:
+				v.hasten()
+			case <-v.done:
+			}
+		}()
 	}
 	request, files, err := v.prepare()
 	if err != nil {
@@ -107,9 +119,7 @@ func (v *invocation) order() *supervisor.Helper {
 		v.a.pool.Put(helper)
 		return refused(cause, outcome.Why{Cause: why})
 	}
-	if v.a.log != nil {
-		v.a.log.Info("curfew: start", "id", v.id, "program", v.cmd.Path)
-	}
+	v.log("curfew: start")
 	if err := v.enter(helper); err != nil {
 		v.a.pool.Put(helper)
 		return failed("write the journal for", err)
@@ -177,15 +187,7 @@ func (v *invocation) stopAsked(ctx context.Context) (outcome.Cause, error) {
 	case v.ctx.Err() == nil:
 		return outcome.CauseTimeout, nil
 	}
-	return causeOf(v.ctx)
-}
-
-// causeOf says why a context ended.
-func causeOf(ctx context.Context) (outcome.Cause, error) {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return outcome.CauseTimeout, context.Cause(ctx)
-	}
-	return outcome.CauseCanceled, context.Cause(ctx)
+	return v.ctx.why()
 }
 
 func asStartError(path string, err error) *outcome.StartError {
@@ -227,9 +229,8 @@ func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 
 func (v *invocation) sendStop(helper *supervisor.Helper, cause outcome.Cause, why error) {
 	q := supervisor.StopRequest{ID: v.id, Cause: cause}
-	var s interface{ StopSignal() syscall.Signal }
-	if errors.As(why, &s) {
-		q.Signal = int(s.StopSignal())
+	if why, ok := why.(*quoted); ok {
+		q.Signal = int(why.signal)
 	}
 	// If it cannot be sent the acknowledgement will be missing too.
 	_ = helper.Stop(q)
@@ -239,12 +240,17 @@ func (v *invocation) sendStop(helper *supervisor.Helper, cause outcome.Cause, wh
 func (v *invocation) hasten() {
 	v.stop(outcome.CauseCanceled, context.Canceled)
 	v.mu.Lock()
-	q := supervisor.StopRequest{ID: v.id, Cause: v.asked, Kill: true}
-	helper, ended := v.helper, v.due.Equal(over)
+	v.hurry = true
+	helper, ended, cause := v.helper, v.due.Equal(over), v.asked
 	v.mu.Unlock()
 	if helper != nil && !ended {
-		_ = helper.Stop(q) // one that cannot be told is lost soon anyway
+		v.sendKill(helper, cause)
 	}
+}
+
+func (v *invocation) sendKill(helper *supervisor.Helper, cause outcome.Cause) {
+	// One that cannot be told is lost soon anyway.
+	_ = helper.Stop(supervisor.StopRequest{ID: v.id, Cause: cause, Kill: true})
 }
 
 // signal sends the leader a signal. os.ErrProcessDone means that there is none.
@@ -293,7 +299,7 @@ func (v *invocation) follow(helper *supervisor.Helper) {
 	}
 	v.mu.Lock()
 	v.helper = helper
-	early, reason := v.asked, v.why
+	early, reason, hurry := v.asked, v.why, v.hurry
 	switch {
 	case early != "":
 		v.expect(time.Now().Add(ackLimit))
@@ -303,20 +309,13 @@ func (v *invocation) follow(helper *supervisor.Helper) {
 	v.mu.Unlock()
 	if early != "" {
 		v.sendStop(helper, early, reason)
+		if hurry {
+			v.sendKill(helper, early)
+		}
 	}
-	unhook := context.AfterFunc(v.ctx, func() { v.stop(causeOf(v.ctx)) })
+	ctx := v.ctx
+	unhook := context.AfterFunc(ctx, func() { v.stop(ctx.why()) })
 	defer unhook()
-	if v.cmd.Kill != nil {
-		ended := make(chan struct{})
-		defer close(ended)
-		go func() {
-			select {
-			case <-v.cmd.Kill:
-				v.hasten()
-			case <-ended:
-			}
-		}()
-	}
 	told := v.listen(helper)
 
 	v.mu.Lock()
@@ -417,7 +416,7 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 	f.ExitBeforeStop = f.Exit != nil && !f.Exit.AfterStop
 	v.collect()
 	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.pastDeadline() {
-		_, why.Cause = causeOf(v.ctx)
+		_, why.Cause = v.ctx.why()
 	}
 	v.end(f, why)
 }
@@ -426,7 +425,7 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 // faster than the timer of a context whose deadline has passed; that is waited for,
 // since the cause is the context's.
 func (v *invocation) pastDeadline() bool {
-	if at, ok := v.ctx.Deadline(); ok && !time.Now().Before(at) {
+	if at := v.ctx.deadline; !at.IsZero() && !time.Now().Before(at) {
 		select {
 		case <-v.ctx.Done():
 		case <-time.After(ackLimit): // a context that does not keep its word
@@ -660,9 +659,23 @@ func (v *invocation) end(f outcome.Facts, why outcome.Why) {
 	why.Incomplete = v.copyErrors
 	o.SetErr(why)
 	v.delivered()
-	if v.a.log != nil {
-		v.a.log.Info("curfew: end", "id", v.id, "program", v.cmd.Path, "status", string(o.Status), "cause", string(o.Cause),
-			"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
+	v.log("curfew: end", "status", string(o.Status), "cause", string(o.Cause),
+		"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
+	o.Output.Abandoned += inside(append(v.calls, v.ctx.release()...))
+}
+
+// log gives the Logger a line. One that does not return in time, or panics, gets no
+// other of this invocation.
+func (v *invocation) log(event string, more ...any) {
+	if v.a.log == nil || v.logFailed {
+		return
+	}
+	returned, ok := within(func() {
+		v.a.log.Info(event, append([]any{"id", v.id, "program", v.cmd.Path}, more...)...)
+	})
+	if !ok {
+		v.logFailed = true
+		v.calls = append(v.calls, returned)
 	}
 }
 
@@ -735,7 +748,7 @@ func (v *invocation) limitTimeout(q *supervisor.Request) {
 	if v.cmd.Timeout > 0 {
 		q.Timeout = max(v.cmd.Timeout-now.Sub(v.began), 1)
 	}
-	if at, ok := v.ctx.Deadline(); ok && v.session == nil {
+	if at := v.ctx.deadline; !at.IsZero() && v.session == nil {
 		if left := min(max(at.Sub(now), 1), maxWait); q.Timeout == 0 || left < q.Timeout {
 			q.Timeout = left
 		}

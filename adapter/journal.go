@@ -113,10 +113,12 @@ var errNoJournal = errors.New("adapter: recover: there is no journal; set Option
 // What is returned is valid beside an error, which joins what could not be
 // recovered yet and which records cannot be read. Those stay where they are.
 func (a *Adapter) Recover(ctx context.Context) ([]Recovered, error) {
+	caller := newCallerContext(ctx)
+	defer caller.release()
 	if a.journal == nil {
 		return nil, errNoJournal
 	}
-	entries, err := a.journal.Recover(ctx, recoverLimit, settleLost)
+	entries, err := a.journal.Recover(caller, recoverLimit, settleLost)
 	list := make([]Recovered, 0, len(entries))
 	for _, e := range entries {
 		o, bad := recovered(e)

@@ -99,7 +99,9 @@ func (a *Adapter) Start(ctx context.Context, c Command) (*Session, error) {
 		a.unregister(v)
 		return nil, v.outcome.Err
 	}
-	v.ctx = context.Background()
+	starting := v.ctx
+	defer starting.release()
+	v.ctx = newCallerContext(context.Background())
 	go func() {
 		v.follow(helper)
 		s.over()
@@ -108,8 +110,8 @@ func (a *Adapter) Start(ctx context.Context, c Command) (*Session, error) {
 	select {
 	case <-s.up:
 	case <-v.done:
-	case <-ctx.Done():
-		v.stop(causeOf(ctx))
+	case <-starting.Done():
+		v.stop(starting.why())
 		v.hasten()
 		<-v.done
 		if v.outcome.Err != nil {
@@ -236,11 +238,13 @@ func (s *Session) Signal(sig syscall.Signal) error { return s.v.signal(sig) }
 // A CLI whose output has been read to its end is most likely just dying: it has
 // 100 ms to be seen to, so that a crash is told as one.
 func (s *Session) Stop(ctx context.Context) error {
+	caller := newCallerContext(ctx)
+	defer caller.release()
 	select {
 	case <-s.v.done:
-		err := s.v.awaitGone(ctx)
+		err := s.v.awaitGone(caller)
 		if err == errLate {
-			err = context.Cause(ctx)
+			err = caller.given()
 		}
 		return err
 	default:
@@ -249,15 +253,15 @@ func (s *Session) Stop(ctx context.Context) error {
 		select {
 		case <-s.exited:
 		case <-time.After(dyingLimit):
-		case <-ctx.Done():
+		case <-caller.Done():
 		}
 	}
 	s.stop(outcome.CauseCanceled, ErrStopped)
 	select {
 	case <-s.v.done:
 		return s.v.cleanupErr()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case <-caller.Done():
+		return caller.given()
 	}
 }
 

@@ -87,8 +87,8 @@ type Output struct {
 	// example "broken pipe" when the CLI did not read it all. It ends nothing. If it
 	// is the Reader's own error, that is in Err too, as a *CopyError.
 	StdinError string
-	// Abandoned counts the goroutines that are still inside a Reader or
-	// Writer of the caller's which did not return.
+	// Abandoned counts the goroutines that are still inside code of the caller's
+	// which did not return: a Reader, a Writer, a Logger, a context or its cause.
 	Abandoned int
 }
 
