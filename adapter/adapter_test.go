@@ -180,6 +180,7 @@ func TestNotStarted(t *testing.T) {
 			{"variable too long", Command{Path: "touch", Args: []string{ran}, Env: []string{"BIG=" + strings.Repeat("x", maxString)}}, syscall.E2BIG, "BIG"},
 			{"arguments too long together", Command{Path: "/bin/touch", Args: append([]string{ran}, strings.Split(strings.Repeat("y", 120<<10)+strings.Repeat(","+strings.Repeat("x", 120<<10), 80), ",")...)}, syscall.E2BIG, "stdin"},
 			{"more than the protocol takes", Command{Path: "/bin/touch", Args: append([]string{ran}, strings.Split(strings.Repeat(strings.Repeat("x", 100<<10)+",", 200), ",")...)}, syscall.E2BIG, "stdin"},
+			{"more arguments than the protocol takes", Command{Path: "/bin/touch", Args: append([]string{ran}, make([]string, 1<<20)...)}, syscall.E2BIG, "stdin"},
 			{"busy", Command{Path: busy}, syscall.ETXTBSY, "writing"},
 			{"NUL in an argument", Command{Path: "touch", Args: []string{ran, "a\x00b"}}, nil, "argument 2"},
 			{"NUL in the path", Command{Path: "a\x00b"}, nil, "NUL"},

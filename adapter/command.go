@@ -111,7 +111,9 @@ const (
 
 // StopPolicy says how an invocation is ended: close stdin and wait StdinGrace,
 // send Signal and wait Grace, send SIGKILL and wait KillWait. Every wait ends
-// the moment the tree is empty. The zero value of a field means its default; a
+// the moment the tree is empty. If the cause of the context that is canceled has a method
+// StopSignal() syscall.Signal, what that returns is sent instead of Signal, if it is
+// one. The zero value of a field means its default; a
 // negative duration means no time at all, so that Grace: -1 kills at once.
 type StopPolicy struct {
 	Signal     syscall.Signal // default SIGTERM
@@ -203,7 +205,7 @@ func (c *Command) check() error {
 	switch {
 	case c.Timeout < 0:
 		return bad("Timeout %v is negative; 0 means none", c.Timeout)
-	case c.Stop.Signal < 0 || c.Stop.Signal > 64:
+	case c.Stop.Signal < 0 || c.Stop.Signal > maxSignal:
 		return bad("Stop.Signal %d is no signal", int(c.Stop.Signal))
 	case c.AfterExit < Terminate || c.AfterExit > Leave:
 		return bad("AfterExit %d is none of Terminate, Wait and Leave", int(c.AfterExit))

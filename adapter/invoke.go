@@ -255,7 +255,7 @@ func (v *invocation) sendKill(helper *supervisor.Helper, cause outcome.Cause) {
 
 // signal sends the leader a signal. os.ErrProcessDone means that there is none.
 func (v *invocation) signal(sig syscall.Signal) error {
-	if sig < 1 || sig > 64 {
+	if sig < 1 || sig > maxSignal {
 		return fmt.Errorf("adapter: signal %d is no signal", int(sig))
 	}
 	v.mu.Lock()

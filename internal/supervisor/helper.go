@@ -282,6 +282,9 @@ const runLimit = 5 * time.Second
 func (h *Helper) Run(ctx context.Context, q *Request) error {
 	raw := appendString(nil, q.Path)
 	for _, list := range [2][]string{q.Args, q.Env} {
+		if len(list) > maxStrings {
+			return ErrTooLarge
+		}
 		for _, s := range list {
 			raw = appendString(raw, s)
 			if len(raw) > maxRaw {

@@ -354,12 +354,15 @@ func takeString(b []byte) (s string, rest []byte, err error) {
 	return string(b[4 : 4+n]), b[4+n:], nil
 }
 
+// maxStrings bounds the arguments, and the variables. The kernel takes fewer: each has
+// a pointer and a NUL of the 6 MiB.
+const maxStrings = 1 << 20
+
 // takeRun takes path, arguments and environment off the raw part of a run
 // message, and checks everything that the helper relies on.
 func takeRun(r *runMessage, raw []byte, files int) (path string, args, env []string, err error) {
-	const few = 1 << 20 // strings; each takes 4 bytes at least, so raw bounds them too
 	switch {
-	case r.Args < 1 || r.Args > few || r.Env < 0 || r.Env > few:
+	case r.Args < 1 || r.Args > maxStrings || r.Env < 0 || r.Env > maxStrings:
 		err = fmt.Errorf("%w: %d arguments and %d variables", errProtocol, r.Args, r.Env)
 	case files != len(r.Numbers)+1:
 		err = fmt.Errorf("%w: %d descriptors for a directory and %d files", errProtocol, files, len(r.Numbers))
@@ -421,7 +424,7 @@ type Request struct {
 }
 
 // ErrTooLarge means that a request is larger than any that could be executed.
-var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d bytes together: %w", maxRaw, syscall.E2BIG)
+var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d strings or %d bytes: %w", maxStrings, maxRaw, syscall.E2BIG)
 
 // Event is one of the messages a running invocation brings.
 type Event struct {
