@@ -31,6 +31,8 @@ type Event struct {
 	Wards []int
 	// Empty: nothing of the tree is left, as proven by the kernel.
 	Empty bool
+	// Unheard: FD reports no death now. Look again soon.
+	Unheard bool
 }
 
 // StartError is why the leader was not executed.

@@ -59,12 +59,14 @@ type Tree struct {
 	leader       int // its pid; 0 if there is none, or it was reaped
 	usage        outcome.Usage
 
+	backlog backlog
 	group   group
 	wards   map[int]bool // children that are not of the tree, by pid
 	struck  pidTable
 	ended   []record
 	more    int
 	arena   []int32
+	seen    int // how many children the last walk found
 	found   []target
 	frames  []frame
 	scratch stat
@@ -153,6 +155,7 @@ func open(wards bool) (*Tree, error) {
 	}
 	resetIgnored()
 	ready := make(chan struct{})
+	setSIGCHLD(sigDfl) // the Go runtime has a handler, which would run for each child that dies
 	go t.second(ready)
 	<-ready
 	if wards {
@@ -188,17 +191,31 @@ func eventfd(flags int) (int, error) {
 // that the leader does not inherit what our parent ignored. The Go runtime has
 // handlers for most; it leaves the job-control signals as they were.
 func resetIgnored() {
-	type sigaction struct {
-		handler, flags, restorer uintptr
-		mask                     uint64
-	}
 	for sig := 1; sig <= 64; sig++ {
 		var old, dfl sigaction
 		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&old)), 8, 0, 0)
-		if errno == 0 && old.handler == 1 {
+		if errno == 0 && old.handler == sigIgn {
 			unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&dfl)), 0, 8, 0, 0)
 		}
 	}
+}
+
+// sigaction is the kernel's struct sigaction.
+type sigaction struct {
+	handler, flags, restorer uintptr
+	mask                     uint64
+}
+
+const (
+	sigDfl = 0
+	sigIgn = 1
+)
+
+// setSIGCHLD sets the disposition of SIGCHLD: with sigDfl a child that exits becomes a
+// zombie, with sigIgn the kernel reaps it.
+func setSIGCHLD(handler uintptr) {
+	act := sigaction{handler: handler}
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
 }
 
 // FD is readable when Collect has something to tell.
@@ -219,6 +236,7 @@ func (t *Tree) closeLeaderFD() {
 // not be changed until then.
 func (t *Tree) Start(spec *Spec) {
 	t.closeLeaderFD() // of one that was never executed
+	t.reapAgain()     // what is executed inherits that SIGCHLD is ignored
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
 	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
@@ -227,6 +245,7 @@ func (t *Tree) Start(spec *Spec) {
 	if !spec.Ward {
 		t.leader = 0
 		t.usage = outcome.Usage{}
+		t.backlog.used, t.backlog.killing = false, false
 		t.Forget()
 	}
 	disposition(syscall.SIGHUP, spec.IgnoreHangup)
@@ -305,6 +324,7 @@ func Pause(d time.Duration) {
 // third is the third thread, where there are wards.
 func (t *Tree) third() {
 	runtime.LockOSThread()
+	RaisePriority(0)
 	var buf [8]byte
 	for {
 		if _, err := unix.Read(t.watch, buf[:]); err != nil && err != unix.EINTR {
@@ -384,10 +404,14 @@ func (t *Tree) Collect(killing bool) Event {
 	}
 	switch n := t.reap(&ev, reapAtOnce); {
 	case ev.Empty:
+		t.reapAgain()
 	case n == reapAtOnce:
+		t.behind(&ev)
 		wakeup(t.news) // there may be more, and the caller wants a turn
 	default:
-		t.await()
+		if !t.caughtUp() {
+			t.await()
+		}
 	}
 	return ev
 }
@@ -499,6 +523,7 @@ func (t *Tree) resumeWards() {
 
 // reap reaps at most limit children and notes the leader's exit.
 func (t *Tree) reap(ev *Event, limit int) int {
+	defer t.seeLeader(ev)
 	for n := 0; ; {
 		if n >= limit {
 			return n
@@ -532,13 +557,7 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		if pid == t.leader {
 			t.leader = 0
 			t.closeLeaderFD()
-			exit := &outcome.Exit{Code: -1}
-			if ws.Exited() {
-				exit.Code = ws.ExitStatus()
-			} else {
-				exit.Signal, exit.CoreDumped = int(ws.Signal()), ws.CoreDump()
-			}
-			ev.Exit = exit
+			ev.Exit = exitFrom(ws)
 		}
 	}
 }
@@ -613,7 +632,7 @@ func (t *Tree) Strike(below bool) (struck int) {
 		switch {
 		case pidfd >= 0:
 			err = signalPidfd(pidfd, syscall.SIGKILL)
-		case !below && t.struck.doomed(pid):
+		case !below && !t.backlog.kernelReaps && t.struck.doomed(pid):
 			return false // a pass is made for each few that have died
 		default:
 			err = signalChild(pid, syscall.SIGKILL)
@@ -627,7 +646,11 @@ func (t *Tree) Strike(below bool) (struck int) {
 		}
 		return fresh
 	})
-	if !t.proc.end() {
+	whole := t.proc.end()
+	if t.whileKilling(t.seen); t.backlog.kernelReaps {
+		return 0 // nothing is kept: reap, and come again
+	}
+	if !whole {
 		struck++
 	}
 	return struck
@@ -641,7 +664,12 @@ func (t *Tree) Reap() (int, Event) {
 		return 0, ev
 	}
 	n := t.reap(&ev, maxArena)
-	if !ev.Empty {
+	switch {
+	case ev.Empty:
+		t.reapAgain()
+	case t.backlog.kernelReaps:
+		ev.Unheard = true
+	default:
 		t.await()
 	}
 	return n, ev
@@ -662,6 +690,7 @@ func (t *Tree) Reap() (int, Event) {
 // end of the look.
 func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
 	own := t.ownChildren()
+	t.seen = own
 	if !below {
 		for i, pid := range t.arena[:own] {
 			if i >= inAnyCase && t.proc.over() {
@@ -989,8 +1018,8 @@ func (t *Tree) Signal(sig syscall.Signal) {
 	}
 }
 
-// Next is when Collect is to be called although FD tells nothing: never.
-func (t *Tree) Next() time.Time { return time.Time{} }
+// Next is when to call Collect although FD reports nothing; zero if never.
+func (t *Tree) Next() time.Time { return t.backlog.next }
 
 // Suspects lists who may be of the tree. Of whom the kernel has given us that is known.
 func (t *Tree) Suspects() []outcome.Process { return nil }

@@ -72,6 +72,13 @@ func (t *pidTable) doomed(pid int) bool {
 	return e != nil && e.doomed
 }
 
+// pardon takes doom back from all: their pids may stand for other processes now.
+func (t *pidTable) pardon() {
+	for i := range t.entries {
+		t.entries[i].doomed = false
+	}
+}
+
 // forget drops pid: it was reaped, and may come back as another process.
 func (t *pidTable) forget(pid int) {
 	if t.n == 0 {

@@ -98,10 +98,11 @@ func serveGuard() {
 		g.null = g.root // gives and takes nothing either
 	}
 	g.tree.SetEar(g.interrupted)
-	state, err := readState(unix.Gettid())
+	state, err := readState(g.tree.ForkingThread())
 	if hello(state, err == nil) != nil {
 		return
 	}
+	raisePriority(g.tree.ForkingThread(), &state)
 	for g.step() {
 	}
 }

@@ -32,6 +32,7 @@ const patience = 20 * time.Second
 func init() {
 	roles["changes"] = changesRole
 	roles["exits traced"] = exitsTracedRole
+	roles["is scheduled"] = isScheduledRole
 	roles["drops root"] = dropsRootRole
 	roles["namespaces"] = namespacesRole
 	roles["client"] = clientRole
@@ -794,4 +795,45 @@ func TestPollable(t *testing.T) {
 	if fd := pidfd(t, os.Getpid()); pollable(fd) != fd {
 		t.Error("a pidfd is not polled")
 	}
+}
+
+// A supervisor's thread that reaps is scheduled ahead of others, and its CLI is scheduled
+// as one that this process starts by itself.
+func TestScheduling(t *testing.T) { inRole(t, "is scheduled") }
+
+func isScheduledRole([]string) error {
+	attr := func(tid int) unix.SchedAttr {
+		a, err := unix.SchedGetAttr(tid, 0)
+		if err != nil {
+			return unix.SchedAttr{}
+		}
+		return *a
+	}
+	if len(os.Args) > 1 {
+		fmt.Printf("%+v", attr(0))
+		return nil
+	}
+	var p Pool
+	defer p.Close()
+	runtime.LockOSThread()
+	os.Setenv(roleVar, "is scheduled")
+	var raised unix.SchedAttr
+	for _, nice := range []int{0, 3} {
+		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, nice); err != nil {
+			return err
+		}
+		want, err := exec.Command(os.Args[0], "prints").Output()
+		if err != nil {
+			return err
+		}
+		got, _, pid, err := runCLI(&p, settings(), os.Args[0], "prints")
+		if err != nil || got != string(want) || got == "" {
+			return fmt.Errorf("nice %d: the CLI has %q, want %q: %v", nice, got, want, err)
+		}
+		raised = attr(pid)
+	}
+	if unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1}, 0) == nil && (raised.Policy != unix.SCHED_RR || raised.Priority != 1) {
+		return fmt.Errorf("the supervisor has %+v", raised)
+	}
+	return nil
 }

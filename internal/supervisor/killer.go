@@ -16,6 +16,8 @@ const (
 	killStall = 5 * time.Millisecond
 	killMax   = 100 * time.Millisecond
 	killSlow  = 5 * time.Second
+	// killUnheard is the pause while nothing reports a death.
+	killUnheard = 2 * time.Millisecond
 )
 
 // killer ends what is left of a tree, pass by pass. The zero value is ready.
@@ -79,6 +81,10 @@ func (k *killer) strike(tree tree, now time.Time, slowest time.Duration, news fu
 				return
 			}
 			if n == 0 {
+				if ev.Unheard {
+					k.next = time.Now().Add(killUnheard)
+					return
+				}
 				break
 			}
 			if k.reaped = true; k.clear {

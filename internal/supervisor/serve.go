@@ -122,9 +122,10 @@ func serve() (code int) {
 	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		s.null = -1
 	}
-	s.state, err = readState(ownThread())
+	s.state, err = readState(s.tree.ForkingThread())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
+	raisePriority(s.tree.ForkingThread(), &s.state)
 	s.tree.SetEar(s.interrupted)
 	s.tree.MakeGroup()
 	for s.step() {

@@ -31,12 +31,13 @@ func openTree() (tree, error) {
 
 func serveGuard() { refuse("there are no guards on macOS") }
 
+// raisePriority does nothing: launchd reaps what is orphaned here.
+func raisePriority(int, *State) {}
+
 const (
 	sendFlags = unix.MSG_DONTWAIT // and no SIGPIPE: the Go runtime sees to it
 	anyDir    = unix.O_RDONLY
 )
-
-func ownThread() int { return 0 }
 
 // beResumedBy does nothing: the signal that the kernel can send cannot be chosen here.
 func beResumedBy(int) {}

@@ -36,12 +36,18 @@ func openTree() (tree, error) {
 	return proctree.Open()
 }
 
+// raisePriority is for the thread that reaps, after the state of forking was read, the
+// thread that leaders inherit from. What changes with it goes into state, to be compared
+// with later.
+func raisePriority(forking int, state *State) {
+	proctree.RaisePriority(forking)
+	state[stBits], state[stSched] = threadBits(), scheduling(forking)
+}
+
 const (
 	sendFlags = unix.MSG_NOSIGNAL | unix.MSG_DONTWAIT
 	anyDir    = unix.O_PATH
 )
-
-func ownThread() int { return unix.Gettid() }
 
 // beResumedBy has the kernel send us SIGCONT whenever something happens to our end of a
 // socket, its hanging up too: should somebody have suspended us, and be it after our

@@ -1,0 +1,235 @@
+package proctree
+
+// What is done when children die faster than they are reaped.
+//
+// A hundred processes that start a successor and exit, without end, get a hundred
+// times as much CPU time as the one thread that reaps them. Their zombies take all
+// pids there are (32,768 within 1.2 s), and then no process of the machine can fork.
+// Two things prevent that. Where the system allows it, the thread that reaps has
+// real-time priority. And while a backlog lasts, the kernel reaps: a child that exits
+// while its parent ignores SIGCHLD becomes no zombie.
+//
+// What the kernel reaps is not accounted for in Usage, and its pid is free at once.
+// So every signal is sent through a pidfd, or to a pid that was checked while a
+// pidfd held it. The exit of the leader is read through its pidfd, which keeps it
+// since Linux 6.15. Where the pidfd does not keep it, the kernel reaps only after the
+// leader has exited, or in a stop, after which the exit decides nothing.
+
+import (
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
+	"curfew/outcome"
+)
+
+// backlog says who reaps. The zero value: this process does.
+type backlog struct {
+	kernelReaps bool // SIGCHLD is ignored
+	used        bool // it was, since the leader was started
+	killing     bool // it was, in this kill phase
+	until       time.Time
+	next        time.Time // when to look again: nothing reports a death meanwhile
+	children    uint64    // which ones there were at the last look
+
+	// keepsExits: whether a pidfd still has the exit of a process that was reaped.
+	keepsExits answer
+}
+
+type answer int8
+
+const (
+	unknown answer = iota
+	yes
+	no
+)
+
+// The kernel reaps until the children were the same for quiet. As long as it does, the
+// tree is looked at every unheardEvery.
+const (
+	quiet        = 20 * time.Millisecond
+	unheardEvery = 2 * time.Millisecond
+)
+
+// In a kill phase zombies are kept at first: they hold their places under a task
+// limit, and a bomb cannot take them. Chains of processes that start one successor
+// and exit are the opposite. More than keptFirst children are taken for such chains,
+// and the kernel reaps for killReaping, in which chains end. If that did not end the
+// tree it may be a bomb at a high limit after all, and zombies are kept again, up to
+// keptAtMost of them: the pids belong to the whole machine.
+const (
+	keptFirst   = 2500
+	keptAtMost  = 12000
+	killReaping = 300 * time.Millisecond
+)
+
+// letKernelReap makes the kernel reap what dies from now on, for the time d.
+func (t *Tree) letKernelReap(d time.Duration) {
+	b := &t.backlog
+	b.kernelReaps, b.used = true, true
+	b.until = time.Now().Add(d)
+	b.next = b.until
+	setSIGCHLD(sigIgn)
+}
+
+// reapAgain makes children zombies again until this process reaps them.
+func (t *Tree) reapAgain() {
+	if b := &t.backlog; b.kernelReaps {
+		b.kernelReaps, b.next = false, time.Time{}
+		setSIGCHLD(sigDfl)
+		t.struck.pardon() // the kernel may have given the pids away
+	}
+}
+
+// behind is called when there was more to reap than is reaped at once.
+func (t *Tree) behind(ev *Event) {
+	b := &t.backlog
+	if b.kernelReaps || len(t.wards) > 0 || t.leader != 0 && !t.keepsExits(ev) {
+		return
+	}
+	t.letKernelReap(quiet)
+}
+
+// caughtUp is called when nothing was left to reap. It reports whether the kernel
+// still reaps; then nothing reports the next death.
+func (t *Tree) caughtUp() bool {
+	b := &t.backlog
+	if !b.kernelReaps {
+		return false
+	}
+	var children uint64
+	for _, pid := range t.arena[:t.ownChildren()] {
+		children = children*31 + uint64(pid)
+	}
+	now := time.Now()
+	if children != b.children {
+		b.children, b.until = children, now.Add(quiet)
+	}
+	if !now.Before(b.until) {
+		t.reapAgain()
+		return false
+	}
+	b.next = now.Add(unheardEvery)
+	return true
+}
+
+// whileKilling decides in a kill phase who reaps, given the number of children.
+func (t *Tree) whileKilling(children int) {
+	b := &t.backlog
+	switch {
+	case b.kernelReaps && !b.killing:
+		t.letKernelReap(killReaping)
+		b.killing = true
+	case b.kernelReaps:
+		if !time.Now().Before(b.until) {
+			t.reapAgain()
+		}
+	case len(t.wards) > 0: // their exits have to be seen
+	case children > keptAtMost, children > keptFirst && !b.killing:
+		t.letKernelReap(killReaping)
+		b.killing = true
+	}
+}
+
+// keepsExits reports whether this kernel keeps the exit of a process for its pidfd.
+// The first time it looks at a child that is dead and not the leader, and reaps it.
+func (t *Tree) keepsExits(ev *Event) bool {
+	b := &t.backlog
+	if b.keepsExits != unknown || t.leaderFD < 0 {
+		return b.keepsExits == yes
+	}
+	info, errno := waitFor(unix.P_ALL, 0, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
+	pid := int(info.pid)
+	if errno != 0 || pid == 0 || pid == t.leader {
+		return false // the next time
+	}
+	fd, err := pidfdOpen(pid)
+	if err != nil {
+		return false
+	}
+	defer closeFD(fd)
+	for range reapAtOnce {
+		if _, errno := waitFor(unix.P_PIDFD, fd, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT); errno == unix.ECHILD {
+			b.keepsExits = no
+			if _, ok := keptExit(fd); ok {
+				b.keepsExits = yes
+			}
+			break
+		}
+		if t.reap(ev, 1) == 0 {
+			break
+		}
+	}
+	return b.keepsExits == yes
+}
+
+// keptExit reads the wait status of a process that was reaped.
+func keptExit(pidfd int) (syscall.WaitStatus, bool) {
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	err := unix.IoctlPidfdInfo(pidfd, &info)
+	return syscall.WaitStatus(info.Exit_code), err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
+}
+
+// seeLeader notes the exit of a leader that the kernel has reaped.
+func (t *Tree) seeLeader(ev *Event) {
+	if !t.backlog.used || t.leader == 0 || t.leaderFD < 0 {
+		return
+	}
+	if _, errno := waitFor(unix.P_PIDFD, t.leaderFD, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT); errno != unix.ECHILD {
+		return
+	}
+	t.leader = 0
+	if ws, ok := keptExit(t.leaderFD); ok {
+		ev.Exit = exitFrom(ws)
+	}
+	t.closeLeaderFD()
+}
+
+func exitFrom(ws syscall.WaitStatus) *outcome.Exit {
+	if ws.Exited() {
+		return &outcome.Exit{Code: ws.ExitStatus()}
+	}
+	return &outcome.Exit{Code: -1, Signal: int(ws.Signal()), CoreDumped: ws.CoreDump()}
+}
+
+// RaisePriority gives the calling thread, which reaps, the lowest real-time priority if
+// that is allowed: it has to be as fast as everything that dies, however much else runs.
+// Where it is not allowed, this thread and forking, the one that leaders inherit from,
+// get a short time slice (Linux 6.12), so that they get their turns sooner. What they
+// start inherits neither.
+func RaisePriority(forking int) {
+	const resetOnFork = 1
+	const shortSlice = 100 * time.Microsecond // the least there is
+	attr, err := unix.SchedGetAttr(0, 0)
+	if err != nil || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_DEADLINE {
+		return // of a higher priority already
+	}
+	if unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1, Flags: resetOnFork}, 0) == nil {
+		return
+	}
+	for _, tid := range []int{0, forking} {
+		// The flag would give a leader that is to have a negative nice value another.
+		attr, err := unix.SchedGetAttr(tid, 0)
+		if err == nil && attr.Nice >= 0 {
+			attr.Runtime = uint64(shortSlice)
+			attr.Flags |= resetOnFork
+			_ = unix.SchedSetAttr(tid, attr, 0)
+		}
+	}
+}
+
+// waitFor is waitid for any kind of child, without blocking if the options say so.
+func waitFor(kind, id, options int) (info siginfo, errno syscall.Errno) {
+	for {
+		if errno = fault.At(fault.Waitid); errno == 0 {
+			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, uintptr(kind), uintptr(id), uintptr(unsafe.Pointer(&info)),
+				uintptr(options|unix.WALL), 0, 0)
+		}
+		if errno != unix.EINTR {
+			return info, errno
+		}
+	}
+}
