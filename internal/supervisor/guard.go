@@ -40,9 +40,14 @@ func (g *Guard) spawn() (*Helper, error) {
 	caller := callerDescriptor()
 	defer unix.Close(caller)
 	h := newHelper(g.exe, pair[0])
+	null := nullDescriptor()
+	defer unix.Close(null)
+	stderr, drop := h.keepWords(null)
+	defer drop()
 	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
-	if err := g.tellWith(&message{Spawn: &struct{}{}}, []int{pair[1], caller}); err != nil {
+	if err := g.tellWith(&message{Spawn: &struct{}{}}, []int{pair[1], caller, stderr}); err != nil {
 		_ = h.conn.Close()
+		h.words.close()
 		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
 	}
 	return h, nil

@@ -61,7 +61,7 @@ type wardTree interface {
 	EndWard(pid int)
 }
 
-type spawnOrder struct{ socket, caller int }
+type spawnOrder struct{ socket, caller, stderr int }
 
 type question struct{ pid, socket int }
 
@@ -82,7 +82,10 @@ func serveGuard() {
 	dir, err := holdState()
 	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
 	if len(os.Args) > 2 {
-		g.callerPID, g.exe = os.Args[1], os.Args[2]
+		g.callerPID = os.Args[1]
+		if _, noProc := os.Stat(g.exe); noProc != nil {
+			g.exe = os.Args[2] // which can have been given to another program by now
+		}
 	}
 	if err == nil {
 		g.tree, err = proctree.OpenForWards()
@@ -213,7 +216,7 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		if ev.StartErr != nil {
 			_ = sendOn(order.socket, failed(ev.StartErr), nil)
 		}
-		closeAll([]int{order.socket, order.caller})
+		closeAll([]int{order.socket, order.caller, order.stderr})
 	}
 	for _, pid := range ev.Wards {
 		g.tree.EndWardGroup(pid)
@@ -303,7 +306,7 @@ func (g *warden) spawnNext() {
 	g.starting = true
 	g.tree.Start(&proctree.Spec{
 		Path: g.exe, Argv: []string{helperName, g.callerPID, g.exe}, Env: g.env, Dir: g.root,
-		Files: []int{g.null, g.null, g.null, order.socket, order.caller}, Ward: true,
+		Files: []int{g.null, g.null, order.stderr, order.socket, order.caller}, Ward: true,
 	})
 }
 
@@ -330,7 +333,7 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 			closeAll(files)
 			return fmt.Errorf("%w: a supervisor without a socket", errProtocol)
 		}
-		g.spawns = append(g.spawns, spawnOrder{files[0], files[1]})
+		g.spawns = append(g.spawns, spawnOrder{files[0], files[1], files[2]})
 	case m.Watch != nil:
 		if err := m.Watch.TempDir.check(); err != nil {
 			return err

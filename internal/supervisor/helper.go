@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,9 +37,10 @@ type Helper struct {
 	pidfd int        // -1 where the kernel has none, and when it has ended
 	exact identity   // where it has none
 
-	child int    // its pid as our child that is not reaped; 0: the guard's, or reaped
-	clean bool   // it was our child, and has ended by itself
-	guard *Guard // its parent; nil if we are
+	child int              // its pid as our child that is not reaped; 0: the guard's, or reaped
+	exit  *unix.WaitStatus // how it ended, if it was our child; nil: not, or not known
+	words *startWords      // nil: not kept
+	guard *Guard           // its parent; nil if we are
 
 	exe     string // what was executed
 	state   State
@@ -125,6 +127,8 @@ func start(name, exe string, journal []string) (*Helper, error) {
 	caller := callerDescriptor()
 	defer unix.Close(caller)
 	h := newHelper(exe, pair[0])
+	stderr, drop := h.keepWords(null)
+	defer drop()
 	h.cgroup, h.noFile = ownCgroup(), noFileLimit()
 	if errno := fault.At(fault.ForkExec); errno != 0 {
 		err = errno
@@ -132,12 +136,13 @@ func start(name, exe string, journal []string) (*Helper, error) {
 		h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
 			Dir:   "/",
 			Env:   append(environment(), journal...),
-			Files: []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pair[1]), uintptr(caller)},
+			Files: []uintptr{uintptr(null), uintptr(null), uintptr(stderr), uintptr(pair[1]), uintptr(caller)},
 			Sys:   helperAttr(h),
 		})
 	}
 	if err != nil {
 		_ = h.conn.Close()
+		h.words.close()
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
 	h.pid, h.exact = h.child, identify(h.child)
@@ -179,6 +184,7 @@ func callerDescriptor() int {
 func (h *Helper) greet(ctx context.Context) error {
 	over := context.AfterFunc(ctx, func() { h.Interrupt(time.Unix(1, 0)) })
 	defer over()
+	defer h.words.close()
 	var m *message
 	hear := func(look time.Time) (err error) {
 		h.Interrupt(look)
@@ -200,8 +206,10 @@ func (h *Helper) greet(ctx context.Context) error {
 	}
 	h.Interrupt(time.Time{})
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w: %s did not answer within %v%s; if init functions of the program take that long, set Options.Supervisor to an installed curfew", errRefused, h.exe, handshakeLimit, h.words.quoted())
 	case err != nil:
-		return fmt.Errorf("%w: %s did not answer as one: %w; an init function of the program may have ended it, or a limit on processes or memory (ulimit -u, pids.max)", errRefused, h.exe, err)
+		return fmt.Errorf("%w: %s ended before it was taken over%s%s (%w); if it was not a limit (ulimit -u, pids.max, memory), an init function of the program has ended it: set Options.Supervisor to an installed curfew", errRefused, h.exe, h.howEnded(), h.words.quoted(), err)
 	case m.Failed != nil:
 		return fmt.Errorf("%w: %w", errRefused, m.Failed)
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
@@ -209,6 +217,79 @@ func (h *Helper) greet(ctx context.Context) error {
 	}
 	h.pid, h.state, h.known, h.greeted = m.Hello.PID, m.Hello.State, m.Hello.StateKnown, true
 	return nil
+}
+
+// howEnded says how a helper that has hung up has ended, as far as that is known: a
+// guard's children are the guard's to reap.
+func (h *Helper) howEnded() string {
+	h.awaitEnd(time.Now().Add(reapLimit))
+	h.ended()
+	h.end.Lock()
+	defer h.end.Unlock()
+	switch {
+	case h.exit == nil:
+		return ""
+	case h.exit.Signaled():
+		return ", by signal " + h.exit.Signal().String()
+	}
+	return ", with exit status " + strconv.Itoa(h.exit.ExitStatus())
+}
+
+// startWords keeps the last of what a helper writes to its stderr before it is taken
+// over. A helper that is has /dev/null instead.
+type startWords struct {
+	pipe *os.File
+	last []byte
+	done chan struct{} // closed when last is final
+}
+
+// keptWords is how much of it is kept.
+const keptWords = 1 << 10
+
+// keepWords returns what is to be the helper's stderr, and what closes our descriptor
+// of it: without a pipe, null.
+func (h *Helper) keepWords(null int) (fd int, drop func()) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return null, func() {}
+	}
+	words := &startWords{pipe: r, done: make(chan struct{})}
+	h.words = words
+	go func() {
+		defer close(words.done)
+		var buf [keptWords]byte
+		for {
+			n, err := r.Read(buf[:])
+			words.last = append(words.last, buf[:n]...)
+			words.last = words.last[max(len(words.last)-keptWords, 0):]
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return int(w.Fd()), func() { _ = w.Close() }
+}
+
+// close ends the keeping. Again is no harm.
+func (w *startWords) close() {
+	if w != nil {
+		_ = w.pipe.Close()
+		<-w.done
+	}
+}
+
+// quoted is what was kept, for an error message. A process that the helper has left
+// can hold the pipe: it is not waited for.
+func (w *startWords) quoted() string {
+	if w == nil {
+		return ""
+	}
+	_ = w.pipe.SetReadDeadline(time.Now().Add(lookEvery))
+	<-w.done
+	if text := bytes.TrimSpace(w.last); len(text) > 0 {
+		return fmt.Sprintf("; its stderr ends with %q", text)
+	}
+	return ""
 }
 
 // read returns the next message.
@@ -485,7 +566,9 @@ func (h *Helper) reapChild() bool {
 		switch {
 		case err == unix.EINTR:
 		case pid == h.child || err != nil:
-			h.clean = err == nil && status == 0
+			if err == nil {
+				h.exit = &status
+			}
 			h.child = 0 // never asked for again: the number is free now
 		default:
 			return false
@@ -518,7 +601,7 @@ func (h *Helper) Gone(until time.Time) bool {
 func (h *Helper) isClean() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
-	return h.clean
+	return h.exit != nil && *h.exit == 0
 }
 
 // Check reports whether helpers can be started from the executable at path, as

@@ -282,7 +282,7 @@ func (m *message) files() int {
 	case m.Run != nil:
 		return len(m.Run.Numbers) + 1
 	case m.Spawn != nil:
-		return 2 // the supervisor's end of its control socket, and the caller's pidfd
+		return 3 // the supervisor's end of its control socket, the caller's pidfd, and its stderr until it is taken over
 	case m.Lost != nil:
 		return 1
 	case m.Hello != nil && m.Hello.Pidfd:

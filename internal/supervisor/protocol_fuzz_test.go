@@ -49,7 +49,7 @@ func naiveInbox(b []byte, files []int) (all heard) {
 		case m.Run != nil:
 			n = 1 + len(m.Run.Numbers)
 		case m.Spawn != nil:
-			n = 2
+			n = 3
 		case m.Lost != nil, m.Hello != nil && m.Hello.Pidfd:
 			n = 1
 		}

@@ -144,6 +144,7 @@ const exitUnknown = 1
 // hello is a helper's first word. With it goes a pidfd of the helper, by which
 // the caller can end it without a doubt who it is.
 func hello(state State, known bool) error {
+	giveUpStderr() // the caller hears no more of it
 	m := &message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: state, StateKnown: known}}
 	var files []int
 	if fd, err := ownPidfd(); err == nil {

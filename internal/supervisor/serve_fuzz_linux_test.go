@@ -455,12 +455,12 @@ func (h *hostile) play(s *script) {
 			// With what is no socket, which is not for a real guard: should it take
 			// that, it would start this test program with all its tests.
 			if s.byte()%4 == 3 && h.tree != nil {
-				h.send(b, []int{h.w, h.w})
+				h.send(b, []int{h.w, h.w, h.w})
 				break
 			}
 			ours, theirs := h.socket()
 			h.wards = append(h.wards, ours)
-			h.send(b, []int{theirs, h.w})
+			h.send(b, []int{theirs, h.w, h.w})
 			unix.Close(theirs)
 		case doLost:
 			ours, theirs := h.socket()

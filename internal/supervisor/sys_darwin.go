@@ -217,6 +217,9 @@ func checkDoor() string {
 	return ""
 }
 
+// giveUpStderr puts /dev/null in the place of our stderr.
+func giveUpStderr() { _ = unix.Dup2(0, 2) }
+
 // eachOpen returns false: there is no list that can be had without a name for each.
 func eachOpen(func(fd int)) bool { return false }
 

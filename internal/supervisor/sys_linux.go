@@ -201,7 +201,9 @@ func (h *Helper) ended() bool {
 		case err == nil && info.Signo == 0:
 			return false
 		case err != unix.EINVAL: // which Linux 5.3 answers
-			h.child, h.clean = 0, err == nil && endedWithZero(&info)
+			if h.child = 0; err == nil {
+				h.exit = waitStatus(&info)
+			}
 			return true
 		}
 		break
@@ -209,17 +211,20 @@ func (h *Helper) ended() bool {
 	return h.reapChild()
 }
 
-// endedWithZero reads what waitid has said: exit code 0, and no signal. The
-// kernel's siginfo_t has pid, uid and status after three ints, on a 64-bit system
-// with four bytes between.
-func endedWithZero(info *unix.Siginfo) bool {
+// waitStatus makes of what waitid has said what wait4 would have. The kernel's
+// siginfo_t has pid, uid and status after three ints, on a 64-bit system with four
+// bytes between.
+func waitStatus(info *unix.Siginfo) *unix.WaitStatus {
 	const cldExited = 1
 	after := unsafe.Offsetof(info.Code) + 4
 	if unsafe.Sizeof(uintptr(0)) == 8 {
 		after += 4
 	}
-	status := *(*int32)(unsafe.Add(unsafe.Pointer(info), after+8))
-	return info.Code == cldExited && status == 0
+	status := unix.WaitStatus(*(*int32)(unsafe.Add(unsafe.Pointer(info), after+8)))
+	if info.Code == cldExited {
+		status <<= 8
+	}
+	return &status
 }
 
 // awaitEnd waits until the helper is dead and its children are somebody else's,
@@ -310,6 +315,9 @@ func checkDoor() string {
 	}
 	return ""
 }
+
+// giveUpStderr puts /dev/null in the place of our stderr.
+func giveUpStderr() { _ = unix.Dup3(0, 2, 0) }
 
 // eachOpen calls do with each descriptor that is open. False where there is no list.
 func eachOpen(do func(fd int)) bool {
