@@ -237,7 +237,10 @@ func (t *Tree) strikeGroup() (fresh int) {
 func (t *Tree) strikeAll(procs, kill int) (fresh int) {
 	n := t.proc.readChildren(procs, t.arena, 0)
 	for _, pid := range t.arena[:n] {
-		if pid > 1 && !t.wards[int(pid)] && t.note(int(pid), syscall.SIGKILL) {
+		if pid <= 1 || t.wards[int(pid)] || t.struck.killed(int(pid)) {
+			continue
+		}
+		if t.note(t.entry(&target{pid: int(pid), pidfd: -1}), syscall.SIGKILL, nil) {
 			fresh++
 		}
 	}

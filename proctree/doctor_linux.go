@@ -25,6 +25,7 @@ func Checks() []Check {
 	return []Check{
 		{"orphans fall to us (child subreaper)", prctl == nil, true, "nothing can be started"},
 		{"a process can be named by a descriptor (pidfd)", pidfd == nil, false, "what is below a child that does not die is not reached"},
+		{"who has died keeps its place until it is reaped (no CLONE_AUTOREAP)", !childrenVanish(), false, "at a task limit a bomb refills what was ended of it, where it has no cgroup"},
 		{"/proc is mounted and ours", p.fd >= 0, false, "children are found by asking the kernel for every pid; supervisors are not used twice"},
 		{"/proc lists children", p.fd >= 0 && !p.noChildren, false, "all processes are looked through instead, which is slower"},
 		{"a cgroup can be made below our own (v2)", group, false, "a storm of thousands that fork and exit is ended in the background"},

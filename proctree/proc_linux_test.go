@@ -87,16 +87,16 @@ func TestPidTable(t *testing.T) {
 	var table pidTable
 	table.reset()
 	for pid := 2; pid < 3000; pid++ {
-		table.at(pid).signal = 9
+		table.at(pid, 0).signal = 9
 	}
 	table.forget(1000)
-	if e := table.at(1000); e.signal != 0 || e.index != notListed {
+	if e := table.at(1000, 0); e.signal != 0 || e.index != notListed {
 		t.Errorf("a forgotten pid is still known: %+v", e)
 	}
-	if e := table.at(1001); e.signal != 9 {
+	if e := table.at(1001, 0); e.signal != 9 {
 		t.Errorf("a known pid was forgotten: %+v", e)
 	}
-	table.doom(1002)
+	table.at(1002, 0).doomed = true
 	if !table.doomed(1002) || table.doomed(1001) {
 		t.Error("who was struck elsewhere is taken for a child of ours that has its end")
 	}
@@ -104,20 +104,28 @@ func TestPidTable(t *testing.T) {
 	if table.doomed(1002) {
 		t.Error("who has the pid of one that was reaped is taken for it")
 	}
+	// Who has the pid of another one is another one, where it is known who it is.
+	table.at(1003, 7).signal = 15
+	if e := table.at(1003, 0); e.id != 7 || e.signal != 15 {
+		t.Errorf("who is not asked for by id is %+v", e)
+	}
+	if e := table.at(1003, 8); e.id != 8 || e.signal != 0 || e.index != notListed {
+		t.Errorf("who has the pid of another one is taken for that: %+v", e)
+	}
 	full := 0
 	for pid := 10000; pid < 10000+2*tableSize; pid++ {
-		if table.at(pid) == nil {
+		if table.at(pid, 0) == nil {
 			full++
 		}
 	}
 	if full == 0 {
 		t.Error("the table never said that it is full")
 	}
-	if e := table.at(1001); e == nil || e.signal != 9 {
+	if e := table.at(1001, 0); e == nil || e.signal != 9 {
 		t.Errorf("a known pid was lost when the table was full: %+v", e)
 	}
 	table.reset()
-	if e := table.at(1001); e.signal != 0 {
+	if e := table.at(1001, 0); e.signal != 0 {
 		t.Errorf("reset left %+v", e)
 	}
 }

@@ -48,9 +48,11 @@ type Tree struct {
 	grouped      bool  // it was started in the group; written before startDone
 	first        int   // the pid of the leader started last
 	startErr     *StartError
-	startedFD    int // its pidfd, -1 if there is none; written before startDone
-	leaderFD     int // the same, while the leader is not reaped
-	root         int // descriptor of "/"
+	startedFD    int  // its pidfd, -1 if there is none; written before startDone
+	leaderFD     int  // the same, while the leader is not reaped
+	root         int  // descriptor of "/"
+	spare        int  // a descriptor to be given up when there is none left
+	pidfs        bool // the inode of a pidfd tells the process (Linux 6.9)
 	forkingTID   int
 	lists        []int // descriptors of the children files of the two threads
 	startKilled  bool
@@ -66,8 +68,9 @@ type Tree struct {
 	ended   []record
 	more    int
 	arena   []int32
-	seen    int // how many children the last walk found
+	seen    int // how many children the last strike or walk found
 	found   []target
+	visited target // a child of ours, by atChild
 	frames  []frame
 	scratch stat
 }
@@ -83,7 +86,7 @@ type record struct {
 
 // frame is one level of the walk below our own children.
 type frame struct {
-	pid, pidfd int // pidfd -1: our own child; it belongs to found
+	pid, pidfd int
 	lo, hi     int // its children in the arena that are still to do
 }
 
@@ -91,11 +94,6 @@ const (
 	orderStart = 1 << iota
 	orderAwait
 )
-
-// target is a member of the tree to be visited.
-type target struct {
-	pid, pidfd int // pidfd -1: our own child
-}
 
 // maxArena is how many children one pass can see; a tree with more is struck
 // in several passes. maxFound and maxDepth bound the walk below; what is beyond
@@ -147,6 +145,8 @@ func open(wards bool) (*Tree, error) {
 	if t.root, err = OpenFile("/", unix.O_PATH|unix.O_DIRECTORY); err != nil {
 		return nil, os.NewSyscallError("open /", err)
 	}
+	t.spare = dup(t.root)
+	t.pidfs = pidfdsTell()
 	if t.orders, err = eventfd(0); err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
@@ -178,6 +178,27 @@ func becomeSubreaper() error {
 		return errno
 	}
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+// dup duplicates a descriptor; -1 if that fails.
+func dup(fd int) int {
+	fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// pidfdsTell reports whether each process has an inode of its own, which its pidfds
+// show. Before, all have the same.
+func pidfdsTell() bool {
+	fd, err := pidfdOpen(unix.Getpid())
+	if err != nil {
+		return false
+	}
+	defer closeFD(fd)
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.PID_FS_MAGIC
 }
 
 func eventfd(flags int) (int, error) {
@@ -215,6 +236,7 @@ const (
 // zombie, with sigIgn the kernel reaps it.
 func setSIGCHLD(handler uintptr) {
 	act := sigaction{handler: handler}
+	kernelReaps = handler == sigIgn
 	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
 }
 
@@ -580,7 +602,7 @@ func (t *Tree) Usage() outcome.Usage { return t.usage }
 // then there is more to do.
 func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached int, more bool) {
 	if who == TheLeader {
-		if t.leader == 0 || t.politely(t.leader, -1, sig) != nil {
+		if t.leader == 0 || !t.atChild(t.leader, func(m *target) bool { return t.politely(m, sig) }) {
 			return 0, false
 		}
 		return 1, false
@@ -589,8 +611,8 @@ func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached 
 	// A member whose parent ends while we look for it becomes our child and is
 	// met in the next pass.
 	for range 3 {
-		n := t.walk(true, func(pid, pidfd int) bool {
-			return pid != t.leader && !t.struck.had(pid) && (who != Feeders || !t.proc.isFed(pid)) && t.politely(pid, pidfd, sig) == nil
+		n := t.walk(func(m *target) bool {
+			return m.pid != t.leader && (who != Feeders || !t.proc.isFed(m.pid)) && t.politely(m, sig)
 		})
 		if n == 0 {
 			break
@@ -600,19 +622,18 @@ func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached 
 	return reached, !t.proc.end() && time.Now().Before(until)
 }
 
-func (t *Tree) politely(pid, pidfd int, sig syscall.Signal) error {
-	send := func(s syscall.Signal) error {
-		if pidfd < 0 {
-			return signalChild(pid, s)
-		}
-		return signalPidfd(pidfd, s)
+// politely sends sig to m if it has had no signal yet.
+func (t *Tree) politely(m *target, sig syscall.Signal) bool {
+	e := t.entry(m)
+	if e != nil && e.signal != 0 && m.pid != t.leader {
+		return false
 	}
-	err := send(sig)
+	err := m.send(sig)
 	if err == nil {
-		t.note(pid, sig)
-		_ = send(syscall.SIGCONT) // if it is gone already, so much the better
+		_ = m.send(syscall.SIGCONT) // if it is gone already, so much the better
 	}
-	return err
+	t.note(e, sig, err)
+	return err == nil
 }
 
 // Strike sends SIGKILL to every child of ours that lives, and reports how many
@@ -627,25 +648,28 @@ func (t *Tree) Strike(below bool) (struck int) {
 	}
 	struck = t.strikeGroup()
 	t.proc.begin(time.Time{})
-	struck += t.walk(below, func(pid, pidfd int) bool {
-		var err error
-		switch {
-		case pidfd >= 0:
-			err = signalPidfd(pidfd, syscall.SIGKILL)
-		case !below && !t.backlog.kernelReaps && t.struck.doomed(pid):
-			return false // a pass is made for each few that have died
-		default:
-			err = signalChild(pid, syscall.SIGKILL)
+	strike := func(m *target) bool {
+		e := t.entry(m)
+		err := m.send(syscall.SIGKILL)
+		if e != nil && err == nil && m.own {
+			e.doomed = true
 		}
-		if err != nil {
-			return false
+		return t.note(e, syscall.SIGKILL, err)
+	}
+	if below {
+		struck += t.walk(strike)
+	} else {
+		t.seen = t.ownChildren()
+		for i, pid := range t.arena[:t.seen] {
+			if i >= inAnyCase && t.proc.over() {
+				break
+			}
+			had := !t.backlog.kernelReaps && t.struck.doomed(int(pid)) // a pass is made for each few that have died
+			if !had && !t.wards[int(pid)] && t.atChild(int(pid), strike) {
+				struck++
+			}
 		}
-		fresh := t.note(pid, syscall.SIGKILL)
-		if pidfd < 0 {
-			t.struck.doom(pid)
-		}
-		return fresh
-	})
+	}
 	whole := t.proc.end()
 	if t.whileKilling(t.seen); t.backlog.kernelReaps {
 		return 0 // nothing is kept: reap, and come again
@@ -675,59 +699,76 @@ func (t *Tree) Reap() (int, Event) {
 	return n, ev
 }
 
-// walk visits our own children with pidfd -1 and, if below is set, everything
-// below them with a pidfd; parents come before their children. It counts the
-// visits that returned true. All are found before the first is visited: one
-// that dies of its visit would take its children out of reach.
+// atChild visits pid if it is a living child of ours, and reports what visit says.
+func (t *Tree) atChild(pid int, visit func(*target) bool) bool {
+	var err error
+	if t.visited, err = holdChild(pid, &t.spare); err != nil {
+		return false
+	}
+	did := visit(&t.visited)
+	t.letGo(&t.visited)
+	return did
+}
+
+// letGo ends the hold on m.
+func (t *Tree) letGo(m *target) {
+	if m.pidfd >= 0 {
+		closeFD(m.pidfd)
+	}
+	if t.spare < 0 {
+		t.spare = dup(t.root)
+	}
+}
+
+// walk visits our own children and everything below them; parents come before their
+// children. It counts the visits that returned true. All are found before the first
+// is visited: one that dies of its visit would take its children out of reach.
 //
 // Below our children nobody holds a pid for us, so a number proves nothing. A
 // process is accepted as the child of P only if a pidfd was opened for it
-// first, its stat then names P as its parent, and P still had its pid after
-// that: then the number P stood for the same process all the time.
+// first, its stat then names P as its parent, and P, by its own pidfd, still had its
+// pid after that: then the number P stood for the same process all the time.
 //
 // What does not fit (descriptors run out, or there are too many) is left out,
 // and so is what would be found, or visited as any but one of the first, after the
 // end of the look.
-func (t *Tree) walk(below bool, visit func(pid, pidfd int) bool) (count int) {
+func (t *Tree) walk(visit func(*target) bool) (count int) {
 	own := t.ownChildren()
 	t.seen = own
-	if !below {
-		for i, pid := range t.arena[:own] {
-			if i >= inAnyCase && t.proc.over() {
-				break
-			}
-			if !t.wards[int(pid)] && visit(int(pid), -1) {
-				count++
-			}
-		}
-		return count
-	}
 	t.found = t.found[:0]
 	for i := range own {
 		if len(t.found) == cap(t.found) || t.proc.over() {
 			break
 		}
-		if t.wards[int(t.arena[i])] || stateOf(int(t.arena[i])) != childAlive {
-			continue // not ours; or dead, and its children are our own
+		if pid := int(t.arena[i]); !t.wards[pid] {
+			t.find(pid, own)
 		}
-		t.found = append(t.found, target{int(t.arena[i]), -1})
-		t.findBelow(int(t.arena[i]), own)
 	}
-	for i, m := range t.found {
-		if (i < inAnyCase || !t.proc.over()) && visit(m.pid, m.pidfd) {
+	for i := range t.found {
+		m := &t.found[i]
+		switch over := i >= inAnyCase && t.proc.over(); {
+		case over:
+		case m.own && t.atChild(m.pid, visit), !m.own && visit(m):
 			count++
 		}
-		if m.pidfd >= 0 {
-			closeFD(m.pidfd)
-		}
+		t.letGo(m)
 	}
 	return count
 }
 
-// findBelow adds what is below own, a child of ours, to t.found. The arena from
-// base on is free.
-func (t *Tree) findBelow(own, base int) {
-	t.frames = append(t.frames[:0], frame{pid: own, pidfd: -1, lo: base, hi: base + t.proc.children(own, t.arena[base:])})
+// find adds own, if it is a living child of ours, and what is below it to t.found. The
+// arena from base on is free.
+func (t *Tree) find(own, base int) {
+	m, err := holdChild(own, &t.spare)
+	if err != nil {
+		return // not ours; or dead, and its children are our own
+	}
+	t.found = append(t.found, target{pid: own, pidfd: -1, own: true})
+	defer t.letGo(&m)
+	if m.pidfd < 0 {
+		return
+	}
+	t.frames = append(t.frames[:0], frame{pid: own, pidfd: m.pidfd, lo: base, hi: base + t.proc.children(own, t.arena[base:])})
 	for len(t.frames) > 0 {
 		f := &t.frames[len(t.frames)-1]
 		if f.lo == f.hi {
@@ -746,12 +787,11 @@ func (t *Tree) findBelow(own, base int) {
 		if err != nil {
 			continue
 		}
-		if !t.proc.stat(pid, &t.scratch) || t.scratch.ppid != f.pid ||
-			f.pidfd >= 0 && !unreaped(f.pidfd) || f.pidfd < 0 && stateOf(f.pid) == childNone {
+		if !t.proc.stat(pid, &t.scratch) || t.scratch.ppid != f.pid || !unreaped(f.pidfd) {
 			closeFD(pidfd)
 			continue
 		}
-		t.found = append(t.found, target{pid, pidfd})
+		t.found = append(t.found, target{pid: pid, pidfd: pidfd})
 		if len(t.frames) < cap(t.frames) {
 			t.frames = append(t.frames, frame{pid: pid, pidfd: pidfd, lo: f.hi, hi: f.hi + t.proc.children(pid, t.arena[f.hi:])})
 		}
@@ -826,32 +866,61 @@ const (
 	longGap = 1 << 15
 )
 
-// note notes that sig was sent to pid, and reports whether this is the first
-// SIGKILL it got.
-func (t *Tree) note(pid int, sig syscall.Signal) bool {
-	e := t.struck.at(pid)
-	if e == nil {
-		t.more++
+// entry returns what is known of m, which is about to be signalled, and lists it if
+// there is room: afterwards it may be gone, and its number somebody else's. nil if the
+// table is full.
+func (t *Tree) entry(m *target) *pidEntry {
+	var id uint32
+	seen := false
+	switch {
+	case !t.pidfs:
+		if seen = t.proc.stat(m.pid, &t.scratch); seen {
+			id = uint32(t.scratch.start)
+		}
+	case m.pidfd >= 0:
+		var st unix.Stat_t
+		if unix.Fstat(m.pidfd, &st) == nil {
+			id = uint32(st.Ino)
+		}
+	}
+	e := t.struck.at(m.pid, id)
+	if e == nil || e.index != notListed {
+		return e
+	}
+	if len(t.ended) == cap(t.ended) {
+		e.index = tooMany
+		return e
+	}
+	e.index = int16(len(t.ended))
+	t.ended = append(t.ended, record{pid: m.pid})
+	if seen || t.proc.stat(m.pid, &t.scratch) {
+		r := &t.ended[e.index]
+		r.start, r.name, r.nameN = t.scratch.start, t.scratch.comm, t.scratch.commN
+	}
+	return e
+}
+
+// note notes that sig was sent to whom the entry is of, or with what error it was not,
+// and reports whether this is the first SIGKILL it got.
+func (t *Tree) note(e *pidEntry, sig syscall.Signal, err error) bool {
+	switch {
+	case e == nil:
+		if err == nil {
+			t.more++
+		}
 		return false // more than the table holds: reap, and go on
+	case err != nil:
+		if e.signal == 0 && int(e.index) == len(t.ended)-1 {
+			t.ended, e.index = t.ended[:e.index], notListed
+		}
+		return false
+	case e.index >= 0:
+		t.ended[e.index].signal = sig
+	case e.signal == 0:
+		t.more++
 	}
 	fresh := sig == syscall.SIGKILL && e.signal != int8(sig)
 	e.signal = int8(sig)
-	switch {
-	case e.index >= 0:
-		t.ended[e.index].signal = sig
-	case e.index == notListed:
-		if len(t.ended) == cap(t.ended) {
-			t.more++
-			e.index = tooMany
-			break
-		}
-		e.index = int16(len(t.ended))
-		t.ended = append(t.ended, record{pid: pid, signal: sig})
-		r := &t.ended[e.index]
-		if t.proc.stat(pid, &t.scratch) {
-			r.start, r.name, r.nameN = t.scratch.start, t.scratch.comm, t.scratch.commN
-		}
-	}
 	return fresh
 }
 
@@ -880,15 +949,12 @@ func (t *Tree) Members(limit int) (list []Member, more bool) {
 // members does that within a look.
 func (t *Tree) members(limit int) []Member {
 	var list []Member
-	t.walk(true, func(pid, pidfd int) bool {
-		if len(list) >= limit || pidfd < 0 && stateOf(pid) != childAlive || !t.proc.stat(pid, &t.scratch) {
-			return false
-		}
+	t.walk(func(m *target) bool {
 		s := &t.scratch
-		if pidfd >= 0 && (s.state == 'Z' || s.state == 'X') {
+		if len(list) >= limit || !t.proc.stat(m.pid, s) || !m.there() || !m.own && (s.state == 'Z' || s.state == 'X') {
 			return false
 		}
-		list = append(list, Member{PID: pid, Parent: s.ppid, Start: s.start, Name: s.name(), State: s.state, Leader: pid == t.leader})
+		list = append(list, Member{PID: m.pid, Parent: s.ppid, Start: s.start, Name: s.name(), State: s.state, Leader: m.pid == t.leader})
 		return true
 	})
 	return list
@@ -1035,40 +1101,50 @@ func (t *Tree) ForkingThread() int { return t.forkingTID }
 // from us and from no ward:
 //
 // Whoever loses its parent below us becomes our child before the exit of that
-// parent can be seen (the kernel does both under one lock), so the topmost of
-// any such process and its ancestors that live is in our list. The list only
-// grows between two calls of wait4, which this thread alone makes: a read from
-// its beginning to its end misses nobody who was in it when the read began, and
-// somebody who came in during the read would have had an ancestor there.
+// parent can be seen, or its number be free (the kernel does both under one lock), so
+// the topmost of any such process and its ancestors that live is in our list, behind
+// all who were there. The list is read from its beginning to its end. Who is in it
+// when the read begins is met, or has vanished before (CLONE_AUTOREAP) and left who was
+// below it further down, where the read has not been yet. None that was met makes room
+// that the read could slip through: those are wards, and stay until this thread reaps
+// them. So that this does not rest on how the kernel makes up the file, two whole reads
+// have to say the same.
 //
 // Without /proc the kernel is asked for every pid there can be, which takes its
-// time; the same argument holds. False while a ward is being started: it is
-// none yet.
+// time; then nothing is known where a child can vanish behind the question. False
+// while a ward is being started: it is none yet.
 func (t *Tree) OnlyWards() bool {
 	if t.starting {
 		return false
 	}
-	n := 0
-	for _, fd := range t.lists {
-		n = t.proc.readChildren(fd, t.arena, n)
-	}
-	if n == len(t.arena) {
-		return false // there may be more
-	}
-	for _, pid := range t.arena[:n] {
-		if !t.wards[int(pid)] {
-			return false
+	for range 2 {
+		n := 0
+		for _, fd := range t.lists {
+			n = t.proc.readChildren(fd, t.arena, n)
 		}
+		if n == len(t.arena) {
+			return false // there may be more
+		}
+		for _, pid := range t.arena[:n] {
+			if !t.wards[int(pid)] {
+				return false
+			}
+		}
+		if len(t.lists) != 2 || n != len(t.wards) {
+			return n == 0 && t.onlyWardsAsked()
+		}
+		meanwhile("read", 0)
 	}
-	if len(t.lists) == 2 && n == len(t.wards) {
-		return true
-	}
-	if n > 0 {
-		return false
-	}
-	// Nothing could be read.
+	return true
+}
+
+// onlyWardsAsked is for when nothing could be read.
+func (t *Tree) onlyWardsAsked() bool {
 	if len(t.wards) == 0 {
 		return childless()
+	}
+	if childrenVanish() {
+		return false
 	}
 	for pid := 2; pid < t.pidMax; pid++ {
 		if !t.wards[pid] && stateOf(pid) != childNone {

@@ -2,6 +2,8 @@ package proctree
 
 import (
 	"errors"
+	"math"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -11,10 +13,10 @@ import (
 )
 
 // This is the only file that sends signals. Three kinds of target are possible,
-// and none can be a stranger: a child of ours that nobody but us reaps, so that
-// its pid cannot be given to anyone else; a pidfd; and a cgroup that was made for
-// the tree. Nothing is ever sent to a process group, or to a pid that means
-// "everyone" or init.
+// and none can be a stranger: a pidfd that was checked after it was opened; where
+// there is none, a child of ours that nobody but us reaps, so that its pid cannot be
+// given to anyone else; and a cgroup that was made for the tree. Nothing is ever sent
+// to a process group, or to a pid that means "everyone" or init.
 
 // errNotOurs refuses a pid that is not an unreaped child of this process.
 var errNotOurs = errors.New("not an unreaped child of this process")
@@ -72,20 +74,78 @@ const (
 	cldDumped = 3
 )
 
-// signalChild sends sig to pid if it is an unreaped child of this process, and
-// refuses otherwise. The numbers that /proc lists may be strangers' (it can be
-// the /proc of another pid namespace), so the kernel is asked first; between
-// the question and the signal the answer cannot change, because only the
-// calling goroutine reaps. A child that has exited is left alone.
-func signalChild(pid int, sig syscall.Signal) error {
-	if pid <= 1 || sig <= 0 {
-		panic("proctree: signal to a pid that is no single process, or no signal")
+// target is a process that is about to be signalled. It cannot become another one
+// while it is held: pidfd stands for it, or is -1 where it could not be had, and
+// then it is a child of ours that only we can reap.
+type target struct {
+	pid, pidfd int
+	own        bool // a child of ours
+}
+
+// meanwhile is called before each step on the way to a signal ("open", "check", "send")
+// and after each read of OnlyWards: a test lets a child vanish there.
+var meanwhile = func(next string, pid int) {}
+
+// holdChild holds pid if it is a living child of ours. The pidfd comes first and the
+// question after it: if the pidfd's process still has its number when a signal is
+// sent, it has had it all the time, and was our child when the kernel said so. A list
+// proves nothing: its numbers may be strangers' (it can be the /proc of another pid
+// namespace), and since Linux 7.1 a child can disappear without being reaped by us.
+// spare points to a descriptor that is given up where there is none left, and taken
+// again afterwards; nil if there is no such.
+func holdChild(pid int, spare *int) (m target, err error) {
+	if pid <= 1 {
+		panic("proctree: a pid that is no single process's")
 	}
+	meanwhile("open", pid)
+	m = target{pid: pid, own: true}
+	if m.pidfd, err = pidfdOpen(pid); (err == unix.EMFILE || err == unix.ENFILE) && spare != nil && *spare >= 0 {
+		closeFD(*spare)
+		*spare = -1
+		m.pidfd, err = pidfdOpen(pid)
+	}
+	if err == unix.ESRCH {
+		return m, errNotOurs
+	}
+	meanwhile("check", pid)
 	switch stateOf(pid) {
 	case childNone:
-		return errNotOurs
+		err = errNotOurs
 	case childDead:
-		return syscall.ESRCH
+		err = unix.ESRCH
+	default:
+		return m, nil
+	}
+	if m.pidfd >= 0 {
+		closeFD(m.pidfd)
+	}
+	return m, err
+}
+
+// send sends sig to m. kill is for where the kernel has no pidfds, or refuses them,
+// and for want of descriptors.
+func (m *target) send(sig syscall.Signal) error {
+	if sig <= 0 {
+		panic("proctree: no signal")
+	}
+	meanwhile("send", m.pid)
+	if m.pidfd >= 0 {
+		err := signalPidfd(m.pidfd, sig)
+		if err != unix.ENOSYS && err != unix.EPERM || !m.own {
+			return err
+		}
+	}
+	return killChild(m.pid, sig)
+}
+
+// killChild sends sig to a child by its number, which is exact as long as only the
+// calling goroutine reaps.
+func killChild(pid int, sig syscall.Signal) error {
+	switch {
+	case kernelReaps || childrenVanish():
+		return unix.EPERM
+	case stateOf(pid) != childAlive:
+		return errNotOurs
 	}
 	if errno := fault.At(fault.Kill); errno != 0 {
 		return errno
@@ -96,8 +156,48 @@ func signalChild(pid int, sig syscall.Signal) error {
 	return nil
 }
 
+// signalChild sends sig to pid if it is a living child of this process, and refuses
+// otherwise.
+func signalChild(pid int, sig syscall.Signal) error {
+	m, err := holdChild(pid, nil)
+	if err != nil {
+		return err
+	}
+	if m.pidfd >= 0 {
+		defer closeFD(m.pidfd)
+	}
+	return m.send(sig)
+}
+
 // signalUnreaped sends sig to pid, a child that is not reaped.
 func signalUnreaped(pid int, sig syscall.Signal) error { return signalChild(pid, sig) }
+
+// kernelReaps: children that exit are gone at once: see setSIGCHLD.
+var kernelReaps bool
+
+// childrenVanish reports whether the kernel knows CLONE_AUTOREAP (Linux 7.1,
+// clone(2)), which needs no privilege: a child made with it is gone when it has ended,
+// whoever is its parent by then. The kernel says "invalid argument" to a flag that it
+// does not know, and to one that it knows that there is no such cgroup: no descriptor
+// is as high as the one that it is given. Whom seccomp forbids to ask, all below
+// cannot use it either.
+var childrenVanish = sync.OnceValue(func() bool {
+	args := struct {
+		flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+	}{flags: unix.CLONE_AUTOREAP | unix.CLONE_INTO_CGROUP, cgroup: math.MaxInt32}
+	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args), 0)
+	if errno == 0 && pid == 0 {
+		for { // no Linux comes here
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+	}
+	return errno != unix.EINVAL && errno != unix.ENOSYS && errno != unix.EPERM
+})
+
+// there reports whether m, dead or alive, still has its pid.
+func (m *target) there() bool {
+	return m.pidfd >= 0 && unreaped(m.pidfd) || m.pidfd < 0 && stateOf(m.pid) != childNone
+}
 
 // signalPidfd sends sig to the process that fd stands for.
 func signalPidfd(fd int, sig syscall.Signal) error {
