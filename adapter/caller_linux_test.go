@@ -31,6 +31,7 @@ func init() {
 	roles["row"] = rowRole
 	roles["crowd"] = crowdRole
 	roles["too many sent"] = tooManySentRole
+	roles["no /dev/null"] = noDevNullRole
 }
 
 // What the CLI inherits through us is what os/exec would have let it inherit,
@@ -513,6 +514,44 @@ func TestBothHelpersAreKilled(t *testing.T) {
 	if o, err := run(t, a, sh("exit 0")); err != nil {
 		t.Errorf("afterwards: %s, %v", o.Status, err)
 	}
+}
+
+// A CLI without input reads the end of it, also where there is no /dev/null.
+func TestWithoutDevNull(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), roleVar+"=no /dev/null")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	switch out, err := cmd.CombinedOutput(); {
+	case errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || strings.Contains(string(out), errNoMounts.Error()):
+		t.Skipf("there is no mount namespace to be had: %v %s", err, out)
+	case err != nil:
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+var errNoMounts = errors.New("/dev cannot be covered")
+
+func noDevNullRole([]string) error {
+	if err := unix.Mount("none", "/dev", "tmpfs", 0, ""); err != nil {
+		return fmt.Errorf("%w: %w", errNoMounts, err)
+	}
+	a, err := New(Options{})
+	if err != nil {
+		return err
+	}
+	defer a.Shutdown(context.Background())
+	for range 2 { // with a new helper, and with the same one
+		o, err := a.Invoke(context.Background(), sh("cat; ls /proc/self/fd"))
+		if want := "0\n1\n2\n3\n"; err != nil || string(o.Stdout) != want { // 3 is the listing's own
+			return fmt.Errorf("%q, %q, %v; want %q", o.Stdout, o.Stderr, err, want)
+		}
+	}
+	return nil
 }
 
 // The descriptors that all processes of a user have sent, and nobody has received

@@ -76,10 +76,13 @@ type sweptWard struct {
 const keepSwept = 256
 
 func serveGuard() {
-	settle()
+	err := settle()
 	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}, dead: map[int]bool{},
 		duties: map[int]*Duties{}, remove: (*TempDir).removal}
-	dir, err := holdState()
+	dir := ""
+	if err == nil {
+		dir, err = holdState()
+	}
 	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
 	if len(os.Args) > 2 {
 		g.callerPID = os.Args[1]

@@ -5,6 +5,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -26,7 +27,8 @@ type server struct {
 	control int // descriptors: the socket to the caller, and what tells of its end
 	caller  int
 	in      inbox
-	null    int // /dev/null, -1 if there is none
+	null    int // /dev/null, or an empty pipe
+	noFile  int // our limit of open files when we began: see place
 	state   State
 	stateOK bool
 
@@ -81,6 +83,7 @@ type tree interface {
 type run struct {
 	settings Settings
 	spec     proctree.Spec
+	placed   []int     // which of the leader's descriptors are at their numbers
 	given    []string  // the names of the files that are the leader's 0, 1 and 2
 	deadline time.Time // zero: none
 	ladder   proctree.Ladder
@@ -107,9 +110,13 @@ type run struct {
 // serve returns the exit code, which is not 0 if the caller was told of survivors and
 // it is not known what has become of them.
 func serve() (code int) {
-	settle()
-	s := &server{control: controlFD, caller: watchCaller(), remove: (*TempDir).removal}
-	dir, err := holdState()
+	s := &server{control: controlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: (*TempDir).removal}
+	err := settle()
+	eachInherited(unix.CloseOnExec)
+	dir := ""
+	if err == nil {
+		dir, err = holdState()
+	}
 	if err != nil {
 		s.send(failed(err))
 		return exitRefused
@@ -120,7 +127,11 @@ func serve() (code int) {
 		return exitRefused
 	}
 	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
-		s.null = -1
+		// A root directory without /dev.
+		if s.null, err = emptyPipe(); err != nil {
+			s.send(failed(err))
+			return exitRefused
+		}
 	}
 	s.state, err = readState(s.tree.ForkingThread())
 	s.stateOK = err == nil
@@ -135,6 +146,16 @@ func serve() (code int) {
 		return exitUnknown
 	}
 	return 0
+}
+
+// emptyPipe returns what a leader can have as its stdin and find at its end.
+func emptyPipe() (int, error) {
+	var p [2]int
+	if err := unix.Pipe(p[:]); err != nil {
+		return -1, os.NewSyscallError("pipe", err)
+	}
+	unix.CloseOnExec(p[0])
+	return p[0], unix.Close(p[1])
 }
 
 // exitUnknown is the exit code of a supervisor that does not know whether what it had
@@ -430,8 +451,54 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 		r.deadline = time.Now().Add(m.Timeout)
 	}
 	s.run = r
+	r.place(s.noFile)
 	s.tree.Start(&r.spec)
 	return nil
+}
+
+// place puts the leader's descriptors from 3 on at their numbers in our own table,
+// where the fork finds them, as far as those are free. syscall.ForkExec moves what it
+// is given above all of them first, which a low limit of open files (noFile) has no room
+// for. A number at the limit or above cannot be made at all: it is inherited from the
+// caller, through the guard (see eachInherited).
+func (r *run) place(noFile int) {
+	files := r.spec.Files
+	for n := len(files) - 1; n > 2; n-- {
+		fd := files[n]
+		if fd < 0 || fd != n && !moveTo(fd, n, noFile) {
+			continue
+		}
+		_, _ = unix.FcntlInt(uintptr(n), unix.F_SETFD, 0)
+		files[n] = n
+		r.placed = append(r.placed, n)
+	}
+	for n := len(files) - 1; n > 2 && (files[n] == n || files[n] < 0); n-- {
+		files = files[:n]
+	}
+	r.spec.Files = files
+}
+
+// moveTo moves a descriptor to a number, if that is free or, from noFile on, has the
+// same file already.
+func moveTo(fd, n, noFile int) bool {
+	if n < noFile {
+		got, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, n)
+		if err == nil && got != n {
+			unix.Close(got)
+		}
+		if err != nil || got != n {
+			return false
+		}
+	} else if !sameFile(fd, n) {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+func sameFile(a, b int) bool {
+	var one, other unix.Stat_t
+	return unix.Fstat(a, &one) == nil && unix.Fstat(b, &other) == nil && one.Dev == other.Dev && one.Ino == other.Ino
 }
 
 // appendName adds the name of an open file, unless it is /dev/null, which every daemon
@@ -457,17 +524,25 @@ var nullDevice = sync.OnceValue(func() uint64 {
 })
 
 // closeFiles closes what came with the request. The leader has its own by then.
-func (r *run) closeFiles(null int) {
+func (r *run) closeFiles(null, noFile int) {
 	if r.spec.Dir >= 0 {
 		unix.Close(r.spec.Dir)
 		r.spec.Dir = -1
 	}
 	for i, fd := range r.spec.Files {
-		if fd >= 0 && fd != null {
+		if fd >= 0 && fd != null && (fd != i || i < 3) {
 			unix.Close(fd)
 		}
 		r.spec.Files[i] = -1
 	}
+	for _, n := range r.placed {
+		if n < noFile {
+			unix.Close(n)
+		} else {
+			unix.CloseOnExec(n) // it can be wanted again
+		}
+	}
+	r.placed = nil
 }
 
 // stop begins the ladder, or shortens what is left of it.
@@ -592,10 +667,13 @@ func (s *server) news(ev proctree.Event) {
 	}
 	if ev.StartDone {
 		r.startDone = true
-		r.closeFiles(s.null)
+		r.closeFiles(s.null, s.noFile)
 		if ev.StartErr != nil {
 			var errno syscall.Errno
 			errors.As(ev.StartErr, &errno)
+			if errno == syscall.EBADF {
+				errno = syscall.EMFILE // a number that our limit does not allow; execve has no such error
+			}
 			r.report.NotExecuted = true
 			say(&message{StartFailed: &StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
 		} else {
@@ -861,7 +939,7 @@ func (s *server) close() {
 	if !r.over || !r.told || !r.cleaned {
 		return
 	}
-	r.closeFiles(s.null)
+	r.closeFiles(s.null, s.noFile)
 	s.run = nil
 	if r.gaveUp || r.result != outcome.Empty || s.errands.left() {
 		s.callerGone = true

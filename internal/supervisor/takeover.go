@@ -85,11 +85,18 @@ func isSocket(fd int) bool {
 // aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
 const spareThreads = 4
 
+// spareFiles is how many descriptors a helper needs at the least, beyond those that it
+// starts with.
+const spareFiles = 16
+
 // settle makes this process fit to be a helper.
-func settle() {
+func settle() error {
 	unix.CloseOnExec(controlFD)
 	unix.CloseOnExec(callerFD)
 	closeOthers()
+	if err := checkFiles(); err != nil {
+		return err // the runtime would abort
+	}
 	beResumedBy(controlFD)
 	runtime.GOMAXPROCS(2)
 	proctree.Survive()
@@ -115,26 +122,51 @@ func settle() {
 	ready.Wait()
 	close(release)
 	over.Wait()
+	return nil
+}
+
+// checkFiles returns an error if there are not enough descriptors to be had.
+func checkFiles() (err error) {
+	var files []int
+	for len(files) < spareFiles && err == nil {
+		var fd int
+		if fd, err = unix.FcntlInt(controlFD, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			files = append(files, fd)
+		}
+	}
+	closeAll(files)
+	return os.NewSyscallError("fcntl", err)
 }
 
 // closeOthers closes every descriptor that came along by accident. What was
 // opened since the process was executed is close-on-exec, and stays: the Go
 // runtime has some, if an init function before ours has used a timer.
+//
+// From the limit of open files on a number cannot be made again, so that the leader
+// can have it only by inheritance: such a descriptor stays.
 func closeOthers() {
-	inherited := func(fd int) bool {
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		return err == nil && flags&unix.FD_CLOEXEC == 0
-	}
-	if !eachOpen(func(fd int) {
-		if fd > callerFD && inherited(fd) {
+	limit := int(noFileLimit())
+	eachInherited(func(fd int) {
+		if fd < limit {
 			unix.Close(fd)
 		}
-	}) {
+	})
+}
+
+// eachInherited calls do with each descriptor above callerFD that is not close-on-exec.
+func eachInherited(do func(fd int)) {
+	check := func(fd int) {
+		if fd <= callerFD {
+			return
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			do(fd)
+		}
+	}
+	if !eachOpen(check) {
 		const likely = 4096 // without a list
-		for fd := callerFD + 1; fd < likely; fd++ {
-			if inherited(fd) {
-				unix.Close(fd)
-			}
+		for fd := range likely {
+			check(fd)
 		}
 	}
 }
