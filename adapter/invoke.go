@@ -39,6 +39,7 @@ type invocation struct {
 	drains  []*drain
 	streams [2]*drain // which drain has stdout and stderr
 	written atomic.Int64
+	lent    []fileID // once for each
 
 	copyErrors []*outcome.CopyError
 	calls      []<-chan struct{} // of the Logger; each is closed when the call has returned
@@ -773,6 +774,7 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 			return &outcome.StartError{Op: "pass " + what + " to", Path: c.Path, Err: os.ErrClosed}
 		}
 		give(number, int(fd))
+		v.lend(f, int(fd))
 		return nil
 	}
 	for i, f := range c.ExtraFiles {

@@ -18,6 +18,8 @@ func pollable(fd int, name string) *os.File { return os.NewFile(uintptr(fd), nam
 
 func openDir(string) (int, error) { return -1, errSystem }
 
+func idOf(int) (fileID, error) { return fileID{}, errSystem }
+
 func closeFD(int) {}
 
 func mayExecute(string) error { return nil }

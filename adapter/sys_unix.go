@@ -38,6 +38,12 @@ func openDir(dir string) (int, error) {
 	}
 }
 
+func idOf(fd int) (fileID, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return fileID{uint64(st.Dev), st.Ino}, err
+}
+
 func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written to it
 
 func mayExecute(file string) error {

@@ -76,3 +76,10 @@ func Check(path string) error {
 	}
 	return errSystem
 }
+
+// FileFlags is nothing here.
+type FileFlags struct{}
+
+func ReadFileFlags(int) FileFlags { return FileFlags{} }
+
+func (FileFlags) Restore(int) {}

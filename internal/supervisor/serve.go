@@ -23,14 +23,15 @@ import (
 // the tree and for the clock, and never for anything else. Whatever can block
 // in the kernel on the CLI's account happens on the Tree's second thread.
 type server struct {
-	tree    tree
-	control int // descriptors: the socket to the caller, and what tells of its end
-	caller  int
-	in      inbox
-	null    int // /dev/null, or an empty pipe
-	noFile  int // our limit of open files when we began: see place
-	state   State
-	stateOK bool
+	tree      tree
+	control   int // descriptors: the socket to the caller, and what tells of its end
+	caller    int
+	in        inbox
+	null      int       // /dev/null, or an empty pipe
+	nullFlags FileFlags // of null: each leader can change them
+	noFile    int       // our limit of open files when we began: see place
+	state     State
+	stateOK   bool
 
 	callerGone bool // the socket is at its end, or the caller is
 	hangUp     bool // a message could not be sent whole: nothing more can be
@@ -133,6 +134,7 @@ func serve() (code int) {
 			return exitRefused
 		}
 	}
+	s.nullFlags = ReadFileFlags(s.null)
 	s.state, err = readState(s.tree.ForkingThread())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
@@ -956,6 +958,7 @@ const collectEvery = 64
 // makeReady prepares for the next invocation, while nobody waits for us. A CLI
 // can renice its supervisor, or change its limits; then this one has served.
 func (s *server) makeReady() {
+	s.nullFlags.Restore(s.null)
 	if s.served++; s.served%collectEvery == 0 {
 		runtime.GC()
 	}

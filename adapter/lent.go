@@ -1,0 +1,83 @@
+package adapter
+
+import (
+	"os"
+	"slices"
+	"sync"
+
+	"curfew/internal/supervisor"
+)
+
+// lent are the files of the caller's that CLIs have at present. A CLI shares the open
+// file with the caller: flags that it sets, as O_NONBLOCK or O_ASYNC, and whom it has
+// the kernel signal, are the caller's too, and stay. They are put back when no
+// invocation has the file any more; before, that would change it under another CLI.
+//
+// Nothing tells whether two descriptors are one open file, so that all files with one
+// inode are put back at once, from the one lent last to the one lent first: that one
+// had its flags from before any of the CLIs.
+var lent = struct {
+	sync.Mutex
+	files map[fileID]*lentFile
+}{files: map[fileID]*lentFile{}}
+
+// fileID is device and inode.
+type fileID struct{ dev, ino uint64 }
+
+type lentFile struct {
+	users int
+	kept  bool // by processes that were left on purpose
+	open  []openFile
+}
+
+// openFile is held by its *os.File, and not by a descriptor of its own: that would keep
+// a pipe open which the caller has closed.
+type openFile struct {
+	file  *os.File
+	flags supervisor.FileFlags
+}
+
+// lend notes that the CLI of v has f, whose descriptor is fd.
+func (v *invocation) lend(f *os.File, fd int) {
+	id, err := idOf(fd)
+	if err != nil {
+		return
+	}
+	lent.Lock()
+	defer lent.Unlock()
+	l := lent.files[id]
+	if l == nil {
+		l = &lentFile{}
+		lent.files[id] = l
+	}
+	l.users++
+	v.lent = append(v.lent, id)
+	if slices.ContainsFunc(l.open, func(o openFile) bool { return o.file == f }) {
+		return // the flags that it had the first time count
+	}
+	if len(l.open) > 2*l.users {
+		l.open = slices.DeleteFunc(l.open, func(o openFile) bool { return o.file.Fd() == ^uintptr(0) }) // closed
+	}
+	l.open = append(l.open, openFile{f, supervisor.ReadFileFlags(fd)})
+}
+
+// takeBack puts back what the CLI of v, which is over, has changed. With left, it has
+// left processes that may rely on it.
+func (v *invocation) takeBack(left bool) {
+	lent.Lock()
+	defer lent.Unlock()
+	for _, id := range v.lent {
+		l := lent.files[id]
+		l.kept = l.kept || left
+		if l.users--; l.users > 0 {
+			continue
+		}
+		delete(lent.files, id)
+		for i := len(l.open) - 1; i >= 0 && !l.kept; i-- {
+			if raw, err := l.open[i].file.SyscallConn(); err == nil {
+				_ = raw.Control(func(fd uintptr) { l.open[i].flags.Restore(int(fd)) }) // fails if it was closed
+			}
+		}
+	}
+	v.lent = nil
+}
