@@ -44,11 +44,11 @@ func (t *Tree) Holds(files []string, until time.Time) bool {
 	defer t.proc.end()
 	members := t.members(holdsMembers)
 	return t.proc.cut || len(members) == holdsMembers ||
-		slices.ContainsFunc(members, func(m Member) bool { return t.proc.holds(m.PID, files) })
+		slices.ContainsFunc(members, func(m Member) bool { return t.proc.holds(m, files) })
 }
 
-func (p *procfs) holds(pid int, files []string) bool {
-	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
+func (p *procfs) holds(m Member, files []string) bool {
+	dir := p.openOf(unix.O_RDONLY|unix.O_DIRECTORY, m.PID, m.thread, "/fd")
 	if dir < 0 {
 		return true
 	}
@@ -121,7 +121,11 @@ func (p *procfs) fed(dir int) bool {
 
 // isFed does that for a process.
 func (p *procfs) isFed(pid int) bool {
-	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, pid, "/fd", -1, "")
+	var s stat
+	if !p.stat(pid, &s) {
+		return false
+	}
+	dir := p.openOf(unix.O_RDONLY|unix.O_DIRECTORY, pid, s.thread, "/fd")
 	if dir < 0 {
 		return false
 	}

@@ -249,15 +249,15 @@ func FuzzCarries(f *testing.F) {
 	f.Add(whole, []byte(env), "")
 	const pid = 4711
 	p, files := fakeProc(f, pid, "stat", "environ")
-	f.Fuzz(func(t *testing.T, stat, environ []byte, mark string) {
-		if len(stat) > len(p.buf) || strings.Contains(mark, "\x00") {
+	f.Fuzz(func(t *testing.T, status, environ []byte, mark string) {
+		if len(status) > len(p.buf) || strings.Contains(mark, "\x00") {
 			return // neither can be
 		}
-		files["stat"].set(t, stat)
+		files["stat"].set(t, status)
 		files["environ"].set(t, environ)
 		w := sweep{mark: mark, procfs: procfs{fd: p.fd}}
-		got := w.carries(pid)
-		if want := naiveCarries(string(stat), string(environ), mark); got != want {
+		got := w.carries(&stat{pid: pid})
+		if want := naiveCarries(string(status), string(environ), mark); got != want {
 			t.Errorf("verdict %d, want %d", got, want)
 		}
 	})

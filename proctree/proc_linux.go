@@ -40,6 +40,10 @@ type stat struct {
 
 	// 0 if they cannot be read.
 	session, threads int
+
+	// thread is 0, or a thread that lives where the main thread has exited. Most files
+	// of the main thread are empty then; state and exiting are that thread's.
+	thread int
 }
 
 func (s *stat) name() string { return string(s.comm[:s.commN]) }
@@ -151,14 +155,11 @@ func (p *procfs) dead(pid int) bool {
 			if !ok {
 				continue
 			}
-			fd := p.openat(unix.O_RDONLY, pid, "/task/", tid, "/stat")
-			if fd < 0 {
+			var s stat
+			if !p.threadStat(pid, tid, &s) {
 				continue // that thread is gone
 			}
-			var s stat
-			dead := parseStat(p.buf[:readAll(fd, p.buf[:])], &s) && (s.state == 'Z' || s.state == 'X')
-			closeFD(fd)
-			if !dead {
+			if s.state != 'Z' && s.state != 'X' {
 				return false
 			}
 			some = true
@@ -174,7 +175,60 @@ func (p *procfs) stat(pid int, s *stat) bool {
 	}
 	n := readAll(fd, p.buf[:])
 	closeFD(fd)
-	return parseStat(p.buf[:n], s)
+	if !parseStat(p.buf[:n], s) {
+		return false
+	}
+	if s.state == 'Z' && s.threads > 1 {
+		p.findThread(s)
+	}
+	return true
+}
+
+// maxSought is how many threads are looked at for one that lives.
+const maxSought = 64
+
+// findThread looks for a thread that lives, of a process whose main thread has exited.
+func (p *procfs) findThread(s *stat) {
+	dir := p.openat(unix.O_RDONLY|unix.O_DIRECTORY, s.pid, "/task", -1, "")
+	if dir < 0 {
+		return
+	}
+	defer closeFD(dir)
+	n, err := unix.Getdents(dir, p.dir[:])
+	for err == unix.EINTR {
+		n, err = unix.Getdents(dir, p.dir[:])
+	}
+	b := p.dir[:max(n, 0)]
+	for range maxSought {
+		tid, ok, rest := nextDirent(b)
+		if b = rest; b == nil {
+			return
+		}
+		var t stat
+		if !ok || !p.threadStat(s.pid, tid, &t) || t.state == 'Z' || t.state == 'X' {
+			continue
+		}
+		s.thread, s.state, s.flags = tid, t.state, s.flags&^exiting|t.flags&exiting
+		return
+	}
+}
+
+// threadStat reads the stat of one thread.
+func (p *procfs) threadStat(pid, tid int, s *stat) bool {
+	fd := p.openat(unix.O_RDONLY, pid, "/task/", tid, "/stat")
+	if fd < 0 {
+		return false
+	}
+	defer closeFD(fd)
+	return parseStat(p.buf[:readAll(fd, p.buf[:])], s)
+}
+
+// openOf opens a file of pid, or of that thread of it if it is not 0.
+func (p *procfs) openOf(flags, pid, thread int, name string) int {
+	if thread == 0 {
+		return p.openat(flags, pid, name, -1, "")
+	}
+	return p.openat(flags, pid, "/task/", thread, name)
 }
 
 // parseStat parses the content of /proc/PID/stat. The name stands in
@@ -191,7 +245,7 @@ func parseStat(b []byte, s *stat) bool {
 	}
 	s.pid = int(pid)
 	s.commN = copy(s.comm[:], b[open+1:end])
-	s.session, s.threads = 0, 0
+	s.session, s.threads, s.thread = 0, 0, 0
 	rest := b[end+1:]
 	// Field 3 is the state, 4 the parent, 6 the session, 9 the flags, 20 the number
 	// of threads, 22 the start.

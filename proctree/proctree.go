@@ -79,6 +79,7 @@ type Member struct {
 	Name   string
 	State  byte
 	Leader bool
+	thread int // one that lives, where the main thread has exited; else 0
 }
 
 // Who is to get a signal.

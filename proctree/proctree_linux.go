@@ -954,7 +954,7 @@ func (t *Tree) members(limit int) []Member {
 		if len(list) >= limit || !t.proc.stat(m.pid, s) || !m.there() || !m.own && (s.state == 'Z' || s.state == 'X') {
 			return false
 		}
-		list = append(list, Member{PID: m.pid, Parent: s.ppid, Start: s.start, Name: s.name(), State: s.state, Leader: m.pid == t.leader})
+		list = append(list, Member{PID: m.pid, Parent: s.ppid, Start: s.start, Name: s.name(), State: s.state, Leader: m.pid == t.leader, thread: s.thread})
 		return true
 	})
 	return list
@@ -993,7 +993,7 @@ func (t *Tree) Survivors() []outcome.Survivor {
 // reason says why SIGKILL has not ended m.
 func (p *procfs) reason(m Member) string {
 	var tracer, uid string
-	for line := range strings.Lines(p.file(m.PID, "/status")) {
+	for line := range strings.Lines(p.file(m, "/status")) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "TracerPid":
@@ -1010,9 +1010,9 @@ func (p *procfs) reason(m Member) string {
 		return "operation not permitted: it runs as uid " + uid
 	case m.State == 'D':
 		// Where it waits in the kernel; 0 if we have no right to know.
-		where := p.file(m.PID, "/wchan")
+		where := p.file(m, "/wchan")
 		switch {
-		case strings.Contains(where, "refrigerator"), freezerIsOn(p.file(m.PID, "/cgroup")):
+		case strings.Contains(where, "refrigerator"), freezerIsOn(p.file(m, "/cgroup")):
 			return "frozen: SIGKILL acts when it is thawed"
 		case where == "" || where == "0":
 			return "uninterruptible or frozen: SIGKILL is pending"
@@ -1043,9 +1043,9 @@ func freezerIsOn(cgroups string) bool {
 	return false
 }
 
-// file reads a small file in the directory of pid; "" if it cannot be read.
-func (p *procfs) file(pid int, name string) string {
-	fd := p.openat(unix.O_RDONLY, pid, name, -1, "")
+// file reads a small file in the directory of m; "" if it cannot be read.
+func (p *procfs) file(m Member, name string) string {
+	fd := p.openOf(unix.O_RDONLY, m.PID, m.thread, name)
 	if fd < 0 {
 		return ""
 	}

@@ -59,8 +59,7 @@ func (p *processTable) row(pid int) (Row, error) {
 func (p *processTable) rowOf(s *stat) Row {
 	return Row{
 		PID: s.pid, Parent: s.ppid, Orphan: p.adopters[s.ppid] && s.ppid != unix.Getpid(), Start: s.start, Session: s.session,
-		// A process whose main thread has exited is called a zombie while others
-		// live.
+		// A process of which no thread was found that lives may be a zombie.
 		Zombie:    s.state == 'X' || s.state == 'Z' && s.threads <= 1,
 		Suspended: s.state == 'T' || s.state == 't' || s.state == 'Z' && s.threads > 1,
 	}
@@ -71,19 +70,22 @@ func (p *processTable) member(r Row) Member {
 	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
 	var s stat
 	if p.stat(r.PID, &s) && s.start == r.Start {
-		m.Name, m.State = s.name(), s.state
+		m.Name, m.State, m.thread = s.name(), s.state, s.thread
 	}
 	return m
 }
 
 func (p *processTable) Mark(r *Row) Mark {
-	fd := p.openat(unix.O_RDONLY, r.PID, "/environ", -1, "")
+	var s stat
+	if !p.stat(r.PID, &s) {
+		return MarkHidden
+	}
+	fd := p.openOf(unix.O_RDONLY, r.PID, s.thread, "/environ")
 	if fd < 0 {
 		return MarkHidden
 	}
 	env := readWhole(fd, p.buf[:])
 	closeFD(fd)
-	var s stat
 	if !p.stat(r.PID, &s) || s.start != r.Start {
 		return MarkHidden // it was another's
 	}

@@ -113,10 +113,10 @@ func (w *sweep) describe(s *stat) outcome.Process {
 // judge says what pid is to the invocation, and leaves its stat in s. It goes up
 // from pid as long as the mark is there.
 func (w *sweep) judge(pid int, s *stat) verdict {
-	if !w.stat(pid, s) || s.start < w.earliest || !w.sameCgroup(pid) {
+	if !w.stat(pid, s) || s.start < w.earliest || !w.sameCgroup(s) {
 		return notOurs
 	}
-	if v := w.carries(pid); v != ours {
+	if v := w.carries(s); v != ours {
 		return v
 	}
 	chain := append(w.chain[:0], *s)
@@ -131,7 +131,7 @@ func (w *sweep) judge(pid int, s *stat) verdict {
 		if !w.stat(last.ppid, &parent) {
 			return undecided
 		}
-		if v = w.carries(last.ppid); v == notOurs {
+		if v = w.carries(&parent); v == notOurs {
 			v = suspect
 		}
 		chain = append(chain, parent)
@@ -161,13 +161,13 @@ func (w *sweep) struck(pid int) bool {
 // dying reports whether the process is on its way out, or dead.
 func (s *stat) dying() bool { return s.state == 'Z' || s.state == 'X' || s.flags&exiting != 0 }
 
-// carries reports whether pid carries the mark: ours, notOurs or undecided.
+// carries reports whether the process of a stat carries the mark: ours, notOurs or undecided.
 //
 // While a process is executing something its environment reads as empty, or
 // stops in the middle. So that it is not there is only believed if what was read
 // is as long as the kernel says that it is.
-func (w *sweep) carries(pid int) verdict {
-	fd := w.openat(unix.O_RDONLY, pid, "/environ", -1, "")
+func (w *sweep) carries(of *stat) verdict {
+	fd := w.openOf(unix.O_RDONLY, of.pid, of.thread, "/environ")
 	if fd < 0 {
 		return notOurs // it is gone, or we have no right to know
 	}
@@ -179,7 +179,7 @@ func (w *sweep) carries(pid int) verdict {
 		}
 	}
 	var s stat
-	size, known := w.envSize(pid, &s)
+	size, known := w.envSize(of, &s)
 	switch {
 	case !known || s.dying() || s.flags&kernelThread != 0:
 		return notOurs // and will not do anything any more
@@ -196,10 +196,10 @@ const (
 	kernelThread = 0x200000
 )
 
-// envSize returns how long the environment of pid is, -1 if it has none at this
-// moment. Its stat is left in s.
-func (p *procfs) envSize(pid int, s *stat) (size int64, known bool) {
-	fd := p.openat(unix.O_RDONLY, pid, "/stat", -1, "")
+// envSize returns how long the environment of the process is, -1 if it has none at
+// this moment. The stat of the thread that was asked is left in s.
+func (p *procfs) envSize(of, s *stat) (size int64, known bool) {
+	fd := p.openOf(unix.O_RDONLY, of.pid, of.thread, "/stat")
 	if fd < 0 {
 		return 0, false
 	}
@@ -275,10 +275,10 @@ func readWhole(fd int, buf []byte) (all []byte) {
 	return all
 }
 
-// sameCgroup reports whether pid is in the cgroup, or in the one that the lost
+// sameCgroup reports whether the process is in the cgroup, or in the one that the lost
 // holder had made in it for the tree, or below that.
-func (w *sweep) sameCgroup(pid int) bool {
-	fd := w.openat(unix.O_RDONLY, pid, "/cgroup", -1, "")
+func (w *sweep) sameCgroup(of *stat) bool {
+	fd := w.openOf(unix.O_RDONLY, of.pid, of.thread, "/cgroup")
 	if fd < 0 {
 		return false
 	}

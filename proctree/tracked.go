@@ -563,7 +563,7 @@ func (t *Tracked) Proof() outcome.Proof { return outcome.Scans }
 func (t *Tracked) Holds(files []string, until time.Time) bool {
 	members, _ := t.Members(maxListed)
 	for _, m := range members {
-		if !time.Now().Before(until) || t.heard() || t.table.holds(m.PID, files) {
+		if !time.Now().Before(until) || t.heard() || t.table.holds(m, files) {
 			return true
 		}
 	}

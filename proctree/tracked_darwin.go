@@ -66,7 +66,7 @@ func (p *processTable) reason(m Member) string {
 func FileName(int) string { return "?" }
 
 // holds reports whether pid may have output to write. That is not looked up: it may.
-func (p *processTable) holds(int, []string) bool { return true }
+func (p *processTable) holds(Member, []string) bool { return true }
 
 // isFed reports whether the stdin of pid is a pipe, a FIFO or a socket. That is not
 // looked up either.
