@@ -486,6 +486,59 @@ func TestLeftovers(t *testing.T) {
 	})
 }
 
+// What is left alive can write on although nobody has its output any more, and holds
+// nobody up.
+func TestLeftWritesOn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a, err := New(Options{StateDir: filepath.Join(dir, "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// More than a pipe holds, again and again until it is told to end.
+	c := sh(`(while ! test -e end; do head -c 100000 /dev/zero || exit 1; echo x; echo . >>rounds; sleep 0.02; done; echo all >done) & echo first`)
+	c.AfterExit, c.Dir, c.Stop.Drain, c.Stderr = Leave, dir, 50*time.Millisecond, onWrite(func() {})
+	o, err := run(t, a, c)
+	if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) == 0 || !o.Output.DrainIncomplete {
+		t.Fatalf("got %+v, %+v, %v", o.Cleanup, o.Output, err)
+	}
+	p, err := process.NewProcess(int32(o.Cleanup.LeftAlive[0].PID))
+	if err != nil {
+		t.Fatalf("what was left is not alive: %v", err)
+	}
+	drainer, err := p.Parent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := a.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	t.Logf("Shutdown took %v", time.Since(began))
+	at := func(name string) int64 {
+		fi, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			return 0
+		}
+		return fi.Size()
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not in %v: %s", patience, what)
+			}
+		}
+	}
+	before := at("rounds")
+	await("what is left goes on writing", func() bool { return at("rounds") > before+10 })
+	if err := os.WriteFile(filepath.Join(dir, "end"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await("what is left ends by itself", func() bool { return at("done") > 0 })
+	await("its supervisor ends, and is reaped", func() bool { is, err := drainer.IsRunning(); return err == nil && !is })
+}
+
 func TestStdin(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)

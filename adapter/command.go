@@ -92,7 +92,9 @@ const (
 	Terminate AfterExit = iota
 	// Wait has the invocation last until the tree is empty.
 	Wait
-	// Leave leaves them alive, and lists them.
+	// Leave leaves them alive, and lists them. Where their output goes through a
+	// pipe to the caller, their supervisor reads on from it, and drops what it
+	// reads, as long as they have it open; nobody waits for that.
 	Leave
 )
 

@@ -396,9 +396,11 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 			f.StopCause, why.Cause = done.StopCause, nil
 		}
 		o.Usage, o.Cleanup = done.Usage, done.Cleanup
-		if done.Cleanup.Result == outcome.Empty {
+		switch done.Cleanup.Result {
+		case outcome.Empty:
 			v.a.pool.Put(helper)
-		} else {
+		case outcome.Left: // see handOver
+		default:
 			v.a.pool.Discard(helper)
 		}
 	} else {
@@ -415,7 +417,13 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 		why.Detail = t.lost
 	}
 	f.ExitBeforeStop = f.Exit != nil && !f.Exit.AfterStop
-	v.collect()
+	if o.Cleanup.Result == outcome.Left {
+		pipes := v.copyPipes()
+		v.collect()
+		v.handOver(helper, pipes)
+	} else {
+		v.collect()
+	}
 	if f.StopCause == outcome.CauseTimeout && why.Cause == nil && v.pastDeadline() {
 		_, why.Cause = v.ctx.why()
 	}
@@ -587,6 +595,46 @@ func (v *invocation) lose(helper *supervisor.Helper, leader int) {
 // loseLimit is the least that the guard gets for the ending of what a lost
 // supervisor has left, and the most that a sweep may take.
 const loseLimit = time.Second
+
+// outputPipe is our end of a pipe that what is left alive may write to.
+type outputPipe struct {
+	fd   int         // a copy
+	more func() bool // whether it has not come to its end, after collect
+}
+
+// copyPipes takes copies of the CLI's output pipes before collect closes them.
+func (v *invocation) copyPipes() (list []outputPipe) {
+	add := func(f *os.File, more func() bool) {
+		if fd := duplicate(f); fd >= 0 {
+			list = append(list, outputPipe{fd, more})
+		}
+	}
+	for _, d := range v.drains {
+		add(d.pipe, d.unfinished)
+	}
+	if s := v.session; s != nil && s.out != nil {
+		ended := s.out.atEnd() // finish ends it in any case
+		add(s.out.pipe, func() bool { return !ended })
+	}
+	return list
+}
+
+// handOver gives the supervisor the pipes that are still open on the CLI's side, which it
+// drains as long as they are: what is left alive would get SIGPIPE else. The supervisor is
+// not used again.
+func (v *invocation) handOver(helper *supervisor.Helper, pipes []outputPipe) {
+	var fds []int
+	for _, p := range pipes {
+		defer closeFD(p.fd)
+		if p.more() {
+			fds = append(fds, p.fd)
+		}
+	}
+	if len(fds) > 0 {
+		_ = helper.Drain(fds) // one that is lost leaves nothing behind that could write
+	}
+	v.a.pool.Discard(helper)
+}
 
 // collect ends the streams, each within what is left of the drain limit.
 func (v *invocation) collect() {

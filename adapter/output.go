@@ -277,6 +277,15 @@ func (d *drain) cutWriter() (incomplete, abandoned bool) {
 	return !d.ended, false
 }
 
+// unfinished reports whether finish has not seen the end of the stream.
+func (d *drain) unfinished() bool {
+	if !d.turn.TryLock() {
+		return true // it is in a Write that does not return
+	}
+	defer d.turn.Unlock()
+	return !d.ended
+}
+
 // turnLimit is how long a goroutine that is not held up by anything may take to
 // get its turn.
 const turnLimit = time.Second

@@ -44,6 +44,15 @@ func idOf(fd int) (fileID, error) {
 	return fileID{uint64(st.Dev), st.Ino}, err
 }
 
+// duplicate returns another descriptor of f, -1 if there is none to be had.
+func duplicate(f *os.File) int {
+	fd := -1
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(own uintptr) { fd, _ = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
+	}
+	return fd
+}
+
 func closeFD(fd int) { _ = unix.Close(fd) } // nothing was written to it
 
 func mayExecute(file string) error {

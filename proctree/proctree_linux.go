@@ -1158,6 +1158,13 @@ func (t *Tree) onlyWardsAsked() bool {
 // does not have time otherwise. It is asked during looks that can take long.
 func (t *Tree) SetEar(ear func() bool) { t.proc.ear = ear }
 
+// Disown lets go of all that is left, for good: who is orphaned from now on falls to
+// others, and what is our child already is reaped by the kernel.
+func (t *Tree) Disown() {
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) // it cannot fail
+	disown()
+}
+
 // IsWard reports whether pid is a ward whose exit was not seen yet.
 func (t *Tree) IsWard(pid int) bool { return t.wards[pid] }
 

@@ -42,6 +42,7 @@ func init() {
 	roles["deep"] = deepRole
 	roles["stranger"] = strangerRole
 	roles["holds"] = holdsRole
+	roles["long look"] = longLookRole
 	roles["ignored"] = ignoredRole
 	roles["storm"] = stormRole
 	roles["untold start"] = untoldStartRole
@@ -69,6 +70,7 @@ func TestPoliteSignal(t *testing.T)         { inTree(t, "polite", t.TempDir()) }
 func TestStrikesBelow(t *testing.T)         { inTree(t, "deep") }
 func TestStart(t *testing.T)                { inTree(t, "start", t.TempDir()) }
 func TestHolds(t *testing.T)                { inTree(t, "holds", t.TempDir()) }
+func TestLongLook(t *testing.T)             { inTree(t, "long look") }
 func TestForkAndExitChains(t *testing.T)    { inTree(t, "storm") }
 func TestStartUnderALease(t *testing.T)     { inTree(t, "lease", t.TempDir()) }
 
@@ -475,6 +477,45 @@ func holdsRole(args []string) error {
 		}
 	}
 	return nil
+}
+
+// longLookRole has a member with thousands of descriptors, which takes several times
+// betweenEars to look at.
+func longLookRole([]string) error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = limit.Max
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	files := slices.Repeat([]int{null}, int(min(limit.Max/2-100, 9000))) // a start needs each twice
+	if err := h.run(files, "sleep", tooLong); err != nil || h.startErr != nil {
+		return fmt.Errorf("%v, %v", err, h.startErr)
+	}
+	look := func() bool { return h.Holds([]string{"/none"}, time.Now().Add(patience)) }
+	if err := h.until("looked at as a whole", func() bool { return !look() }); err != nil {
+		return err
+	}
+	asked := 0
+	h.SetEar(func() bool { asked++; return true })
+	if !look() || asked != 1 {
+		return fmt.Errorf("the ear was asked %d times, and the look went on", asked)
+	}
+	h.SetEar(nil)
+	if !h.Holds(nil, time.Now()) {
+		return errors.New("a look without any time knows that nobody holds anything")
+	}
+	return h.kill()
 }
 
 func ignoredRole([]string) error {

@@ -49,6 +49,17 @@ func disposition(sig os.Signal, ignore bool) {
 	}
 }
 
+// disown has the system reap our children from now on.
+func disown() {
+	signal.Ignore(syscall.SIGCHLD)
+	for { // each that has died before
+		var ws syscall.WaitStatus
+		if pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|waitAll, nil); err != syscall.EINTR && pid <= 0 {
+			return
+		}
+	}
+}
+
 // busyFor is how long an executable that is open for writing is tried again. It
 // is usually a matter of a fork elsewhere that has not executed yet.
 const busyFor = 300 * time.Millisecond

@@ -581,6 +581,9 @@ func (t *Tracked) Leader() int {
 // Usage is what the leader has used, and those of its children that it awaited.
 func (t *Tracked) Usage() outcome.Usage { return t.usage }
 
+// Disown lets go of all that is left, for good.
+func (t *Tracked) Disown() { disown() }
+
 // ForkingThread is the thread that leaders inherit from; 0 where each does from the
 // whole process.
 func (t *Tracked) ForkingThread() int { return t.forkingTID }

@@ -256,7 +256,7 @@ func init() {
 		return errors.New("the helper has ended")
 	}
 	roles["ends"] = func(args []string) error {
-		if err := Hold(args[0], args[1]); err != nil {
+		if _, err := Hold(args[0], args[1]); err != nil {
 			return err
 		}
 		say("holding")

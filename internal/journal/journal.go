@@ -270,18 +270,18 @@ func (j *Journal) isClosed() bool {
 	return j.closed
 }
 
-// Hold says that a helper of the caller is alive, until its process ends. To be
-// called once, before the helper is given an invocation. After an error it must
-// not start any: the caller is dead, or has closed its journal, and its records
-// may already be somebody else's. The error then wraps fs.ErrNotExist.
-func Hold(dir, peer string) error {
+// Hold says that a helper of the caller is alive, until its process ends or release
+// is called. To be called once, before the helper is given an invocation. After an
+// error it must not start any: the caller is dead, or has closed its journal, and its
+// records may already be somebody else's. The error then wraps fs.ErrNotExist.
+func Hold(dir, peer string) (release func(), err error) {
 	if !validName(peer) {
-		return fmt.Errorf("journal: hold %q: not a peer", peer)
+		return nil, fmt.Errorf("journal: hold %q: not a peer", peer)
 	}
 	path := helpersFile(dir, peer)
 	fd, err := openFile(path, forReading)
 	if err != nil {
-		return fmt.Errorf("journal: hold: %w", err)
+		return nil, fmt.Errorf("journal: hold: %w", err)
 	}
 	// The other kind of lock is taken only by who is about to remove the file.
 	locked, err := flockShared(fd, path)
@@ -293,9 +293,9 @@ func Hold(dir, peer string) error {
 	}
 	if err != nil {
 		closeFile(fd)
-		return fmt.Errorf("journal: hold: %w", err)
+		return nil, fmt.Errorf("journal: hold: %w", err)
 	}
-	return nil // and the descriptor stays open
+	return func() { closeFile(fd) }, nil
 }
 
 // WriteEnd adds the end to the record of an invocation in flight, unless it has

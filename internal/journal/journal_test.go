@@ -95,6 +95,8 @@ func walk(t *testing.T, dir string) func(func(string) bool) {
 	}
 }
 
+func errOf(_ func(), err error) error { return err }
+
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -117,8 +119,8 @@ func TestRefusals(t *testing.T) {
 		{"end a path", WriteEnd(dir, "ended/x", End{}), nil},
 		{"end too big", WriteEnd(dir, "once", End{Report: []byte(`"` + strings.Repeat("x", maxRecordBytes-100) + `"`)}), errTooBig},
 		{"end without JSON", WriteEnd(dir, "once", End{Report: []byte("{")}), nil},
-		{"hold unknown", Hold(dir, "unknown"), fs.ErrNotExist},
-		{"hold a path", Hold(dir, "../once"), nil},
+		{"hold unknown", errOf(Hold(dir, "unknown")), fs.ErrNotExist},
+		{"hold a path", errOf(Hold(dir, "../once")), nil},
 	} {
 		if test.err == nil || test.want != nil && !errors.Is(test.err, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, test.err, test.want)
@@ -299,7 +301,7 @@ func TestForeignFiles(t *testing.T) {
 			t.Errorf("%s has an end now", id)
 		}
 	}
-	if err := Hold(dir, "pipe"); !errors.Is(err, errNotRegular) {
+	if _, err := Hold(dir, "pipe"); !errors.Is(err, errNotRegular) {
 		t.Errorf("hold: %v, want %v", err, errNotRegular)
 	}
 }
@@ -520,7 +522,7 @@ func TestInheritedDescriptors(t *testing.T) {
 func init() {
 	// helper holds, and ends what it is told to when its input ends.
 	roles["helper"] = func(args []string) error {
-		if err := Hold(args[0], args[1]); err != nil {
+		if _, err := Hold(args[0], args[1]); err != nil {
 			return err
 		}
 		say("holding")
@@ -579,7 +581,7 @@ func TestRecoverWaitsForHelpers(t *testing.T) {
 	if exists(helpersFile(dir, dead.Peer())) || exists(callerFile(dir, dead.Peer())) {
 		t.Error("the files of a dead peer are still there")
 	}
-	if err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a late helper: %v, want %v", err, fs.ErrNotExist)
 	}
 }
@@ -612,7 +614,7 @@ func TestLateHelperIsRefused(t *testing.T) { // not parallel: inject
 		}
 		return nil
 	}
-	if err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v, want %v", err, fs.ErrNotExist)
 	}
 }

@@ -149,10 +149,11 @@ func writeEnd(dir, writer, id string, report *Done) error {
 }
 
 // holdState has the journal know of us, if the caller has one, as long as we are
-// there. It returns the journal's directory.
-func holdState() (dir string, err error) {
+// there, or until release is called. It returns the journal's directory.
+func holdState() (dir string, release func(), err error) {
 	if dir = os.Getenv(stateVar); dir == "" {
-		return "", nil
+		return "", func() {}, nil
 	}
-	return dir, journal.Hold(dir, os.Getenv(peerVar))
+	release, err = journal.Hold(dir, os.Getenv(peerVar))
+	return dir, release, err
 }

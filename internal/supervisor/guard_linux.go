@@ -81,7 +81,7 @@ func serveGuard() {
 		duties: map[int]*Duties{}, remove: (*TempDir).removal}
 	dir := ""
 	if err == nil {
-		dir, err = holdState()
+		dir, _, err = holdState()
 	}
 	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
 	if len(os.Args) > 2 {

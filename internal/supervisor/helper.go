@@ -49,6 +49,7 @@ type Helper struct {
 	noFile  uint64
 	greeted bool
 	alone   bool  // it is for one invocation
+	drains  bool  // it stays for what it has left alive
 	ready   bool  // took no invocation yet, or has said so
 	said    uint8 // which events of the invocation Next has returned
 	expires time.Time
@@ -446,6 +447,15 @@ func (h *Helper) Stop(q StopRequest) error { return h.tell(&message{Stop: &q}) }
 // Signal sends a signal to the leader of the invocation id.
 func (h *Helper) Signal(id string, sig syscall.Signal) error {
 	return h.tell(&message{Signal: &signalMessage{id, int(sig)}})
+}
+
+// Drain has the helper, which has left processes alive, read on from pipes that they may
+// write to, until nobody has these open any more. The helper ends then; nobody waits for
+// it.
+func (h *Helper) Drain(pipes []int) error {
+	err := h.tellWith(&message{Drain: &drainMessage{len(pipes)}}, pipes)
+	h.drains = err == nil
+	return err
 }
 
 func (h *Helper) tell(m *message) error { return h.tellWith(m, nil) }

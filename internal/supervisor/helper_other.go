@@ -28,6 +28,7 @@ func (h *Helper) Run(context.Context, *Request) error        { return errSystem 
 func (h *Helper) Next() (Event, error)                       { return Event{}, errSystem }
 func (h *Helper) Interrupt(time.Time)                        {}
 func (h *Helper) Stop(StopRequest) error                     { return errSystem }
+func (h *Helper) Drain([]int) error                          { return errSystem }
 func (h *Helper) Signal(id string, sig syscall.Signal) error { return errSystem }
 func (h *Helper) Kill()                                      {}
 

@@ -354,7 +354,8 @@ func (p *Pool) expire() {
 
 // Close ends every idle helper and waits for it, bounded. Helpers that are in
 // use are let go of when they come back. It reports how many helpers are still
-// there: they are busy with survivors, or late. They are reaped when they end.
+// there: they are busy with survivors, or late. They are reaped when they end. Those
+// that stay for what they have left alive are not counted.
 func (p *Pool) Close() int {
 	p.mu.Lock()
 	p.closed = true
@@ -373,6 +374,13 @@ func (p *Pool) Close() int {
 		h.Close(0) // tell them all before waiting for one
 	}
 	began := time.Now()
+	var draining []*Helper
+	straying = slices.DeleteFunc(straying, func(h *Helper) bool {
+		if h.drains && !h.Close(0) {
+			draining = append(draining, h)
+		}
+		return h.drains
+	})
 	left := closeAllUntil(straying, began.Add(reapLimit))
 	limit := closeLimit
 	if len(left) > 0 {
@@ -381,7 +389,7 @@ func (p *Pool) Close() int {
 	left = append(left, closeAllUntil(told, began.Add(limit))...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.straying = append(p.straying, left...)
+	p.straying = append(append(p.straying, left...), draining...)
 	p.wakeIn(reapLimit)
 	return len(left)
 }

@@ -38,6 +38,7 @@ type message struct {
 	Run    *runMessage    `json:"run,omitempty"`
 	Stop   *StopRequest   `json:"stop,omitempty"`
 	Signal *signalMessage `json:"signal,omitempty"`
+	Drain  *drainMessage  `json:"drain,omitempty"`
 
 	// To the guard.
 	Spawn *struct{}    `json:"spawn,omitempty"`
@@ -82,6 +83,15 @@ type signalMessage struct {
 	ID     string `json:"id"`
 	Signal int    `json:"signal"`
 }
+
+// drainMessage gives a supervisor that has left processes alive the pipes that they may
+// write to. It is the caller's last word.
+type drainMessage struct {
+	Pipes int `json:"pipes"`
+}
+
+// maxDrains bounds them: stdout and stderr.
+const maxDrains = 2
 
 // lostMessage asks the guard about a supervisor that is lost. With it comes the
 // socket for the answer, which the guard gives when nothing of what that
@@ -285,6 +295,8 @@ func (m *message) files() int {
 		return 3 // the supervisor's end of its control socket, the caller's pidfd, and its stderr until it is taken over
 	case m.Lost != nil:
 		return 1
+	case m.Drain != nil:
+		return min(max(m.Drain.Pipes, 0), maxDrains)
 	case m.Hello != nil && m.Hello.Pidfd:
 		return 1
 	}
@@ -325,7 +337,7 @@ func decode(b []byte) (*message, error) {
 		return nil, fmt.Errorf("%w: %v", errProtocol, err)
 	}
 	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
+	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
 		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
 		if set {
 			said++

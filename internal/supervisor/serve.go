@@ -38,6 +38,8 @@ type server struct {
 	run        *run // nil while idle
 	served     int
 	unknown    bool // whether what was told of as alive has gone
+	left       bool // processes are left alive by request: no other invocation is taken
+	drains     []int
 	errands    errands
 
 	// What can hang, and does not happen here: nil where it is not done at all.
@@ -67,6 +69,7 @@ type tree interface {
 	Holds(files []string, until time.Time) bool
 	Members(limit int) (list []proctree.Member, more bool)
 	Survivors() []outcome.Survivor
+	Disown()
 	Ended() (list []outcome.Ended, more int)
 	Forget()
 	Usage() outcome.Usage
@@ -114,9 +117,9 @@ func serve() (code int) {
 	s := &server{control: controlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: (*TempDir).removal}
 	err := settle()
 	eachInherited(unix.CloseOnExec)
-	dir := ""
+	dir, release := "", func() {}
 	if err == nil {
-		dir, err = holdState()
+		dir, release, err = holdState()
 	}
 	if err != nil {
 		s.send(failed(err))
@@ -144,6 +147,18 @@ func serve() (code int) {
 	for s.step() {
 	}
 	s.tree.CloseGroup()
+	if len(s.drains) > 0 {
+		s.tree.Disown()
+		release()
+		runtime.GC()
+		// Not on this thread: it can have a higher priority than others.
+		done := make(chan struct{})
+		go func() {
+			drain(s.drains)
+			close(done)
+		}()
+		<-done
+	}
 	if s.unknown {
 		return exitUnknown
 	}
@@ -180,7 +195,7 @@ func hello(state State, known bool) error {
 // step waits for the next thing to happen and handles it. False ends the
 // helper.
 func (s *server) step() bool {
-	if s.run == nil && s.callerGone && !s.errands.left() {
+	if s.run == nil && s.callerGone && (len(s.drains) > 0 || !s.errands.left()) {
 		return false
 	}
 	// Each descriptor is polled only while this step also reads it: one that
@@ -379,7 +394,7 @@ func closeAll(fds []int) {
 func (s *server) handle(m *message, raw []byte, files []int) error {
 	switch {
 	case m.Run != nil:
-		if s.run != nil || s.callerGone {
+		if s.run != nil || s.callerGone || s.left {
 			// The one before can have been the last that we serve: then nobody
 			// would stop this one.
 			closeAll(files)
@@ -401,6 +416,13 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		if s.run != nil && s.run.startDone && !s.run.over && s.run.settings.ID == m.Signal.ID {
 			s.tree.Signal(syscall.Signal(m.Signal.Signal))
 		}
+		return nil
+	case m.Drain != nil:
+		if s.run != nil || !s.left || m.Drain.Pipes != len(files) {
+			closeAll(files)
+			return fmt.Errorf("%w: %d pipes where nobody is left that could write to them", errProtocol, m.Drain.Pipes)
+		}
+		s.drains, s.callerGone = files, true
 		return nil
 	}
 	closeAll(files)
@@ -750,8 +772,9 @@ func (s *server) linger(now time.Time) {
 // leaveLimit is how long the list of what is left may take.
 const leaveLimit = 200 * time.Millisecond
 
-// leave reports what is alive and lets go of it. The helper ends with it, so
-// that the tree falls to whoever adopts orphans here.
+// leave reports what is alive and lets go of it. The helper ends when its caller
+// hangs up, so that the tree falls to whoever adopts orphans here; with pipes to
+// drain, when nobody has them open any more.
 func (s *server) leave(now time.Time) {
 	r := s.run
 	left, more := s.tree.Members(1024)
@@ -764,6 +787,29 @@ func (s *server) leave(now time.Time) {
 		r.report.Cleanup.LeftAlive = append(r.report.Cleanup.LeftAlive, m.Describe())
 	}
 	s.finish(outcome.Left, outcome.NoProof)
+}
+
+// drain reads what is written to the pipes, until nobody can write to them any more.
+func drain(pipes []int) {
+	fds := make([]unix.PollFd, len(pipes))
+	for i, fd := range pipes {
+		fds[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+		_ = unix.SetNonblock(fd, true) // it is a pipe: this cannot fail
+	}
+	var buf [64 << 10]byte
+	for open := len(fds); open > 0; {
+		wait(fds, time.Time{})
+		for i := range fds {
+			if fds[i].Fd < 0 || fds[i].Revents == 0 {
+				continue
+			}
+			n, err := unix.Read(int(fds[i].Fd), buf[:])
+			if n <= 0 && err != unix.EAGAIN && err != unix.EINTR {
+				fds[i].Fd = -1
+				open--
+			}
+		}
+	}
 }
 
 // act carries out what the ladder asks for.
@@ -943,10 +989,12 @@ func (s *server) close() {
 	}
 	r.closeFiles(s.null, s.noFile)
 	s.run = nil
-	if r.gaveUp || r.result != outcome.Empty || s.errands.left() {
+	switch {
+	case r.result == outcome.Left && !r.gaveUp:
+		s.left = true // and the caller may have pipes for us
+	case r.gaveUp || r.result != outcome.Empty || s.errands.left():
 		s.callerGone = true
-	}
-	if !s.callerGone {
+	case !s.callerGone:
 		s.makeReady()
 	}
 }

@@ -83,6 +83,7 @@ func (s *stubTree) Holds(files []string, _ time.Time) bool { return len(files) >
 func (s *stubTree) Usage() outcome.Usage                   { return outcome.Usage{} }
 func (s *stubTree) Forget()                                {}
 func (s *stubTree) SetEar(func() bool)                     {}
+func (s *stubTree) Disown()                                {}
 func (s *stubTree) ResumeWard(int)                         {}
 
 func (s *stubTree) Leader() int {
