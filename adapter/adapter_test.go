@@ -1060,7 +1060,7 @@ func TestRestIsTaken(t *testing.T) {
 	}
 	d := &drain{pipe: pipe, keep: &keeper{limit: 100}, done: make(chan struct{})}
 	// Its goroutine gets no turn: here it is not even started.
-	incomplete, abandoned := d.finish(time.Now())
+	incomplete, abandoned := d.finish(time.Now(), time.Now())
 	if b, s := d.result(); string(b) != "all of it" || s.Seen != 9 || !incomplete || abandoned {
 		t.Errorf("%q, %+v, incomplete %v, abandoned %v", b, s, incomplete, abandoned)
 	}

@@ -131,11 +131,9 @@ type StopPolicy struct {
 	Audience Audience
 }
 
-// boundSlack is the part of the bound that the policy does not name: one second
-// in which the supervisor must acknowledge the stop or, at the end of the
-// ladder, report; one more that it gets for that once, unless it is suspended, since
-// a machine under load may have given it no turn; and one in which a supervisor
-// that did neither is ended and swept after.
+// boundSlack is the part of the bound that the policy does not name: what a supervisor
+// that is slow, and the end of one that is lost, take in all. deadlines says how it is
+// spent.
 const boundSlack = 3 * time.Second
 
 // Bound is the longest time from a cancellation to the return of Invoke,

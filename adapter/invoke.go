@@ -17,11 +17,6 @@ import (
 	"curfew/outcome"
 )
 
-// ackLimit is how long a supervisor may take to acknowledge a stop, and how
-// much longer than its ladder it may take to report. One that takes longer is
-// lost: it is killed.
-const ackLimit = time.Second
-
 // invocation is one Invoke from its beginning to its end.
 type invocation struct {
 	a       *Adapter
@@ -50,12 +45,12 @@ type invocation struct {
 	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
 	asked  outcome.Cause           // of the first stop request; "" if there was none
 	why    error
-	since  time.Time // when that was
 	calm   bool      // that request was the ordinary end of a session
 	hurry  bool      // there is no grace any more
-	acked  bool
-	spared bool      // the supervisor was late once, and got more time
-	due    time.Time // when the supervisor must have said something; zero: no such time
+	owed   deadlines // by the supervisor
+	look   time.Time // when the read of what it says is interrupted; zero: never
+	heard  bool      // nothing is awaited of it any more, and no stop is asked for
+	limit  time.Time // when what is not over yet is left to itself; set when the tree is gone
 
 	outcome outcome.Outcome // final once done is closed
 	done    chan struct{}
@@ -66,7 +61,18 @@ type invocation struct {
 
 func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
 	c.Timeout = min(c.Timeout, maxWait)
-	return &invocation{a: a, ctx: newCallerContext(ctx), cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
+	v := &invocation{a: a, ctx: newCallerContext(ctx), cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
+	v.owed = deadlines{ladder: v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait, drain: v.policy.Drain}
+	if c.TempDir {
+		v.owed.ladder += supervisor.RemoveLimit
+	}
+	if a.journal != nil {
+		v.owed.ladder += supervisor.WriteLimit
+	}
+	if c.Timeout > 0 {
+		v.owed.timeout = v.began.Add(c.Timeout)
+	}
+	return v
 }
 
 func (v *invocation) invoke() (outcome.Outcome, error) {
@@ -206,11 +212,12 @@ func (v *invocation) stop(cause outcome.Cause, why error) { v.ask(cause, why, fa
 // ask is stop; calm says that this is the ordinary end of a session.
 func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 	v.mu.Lock()
-	if v.asked != "" || v.due.Equal(over) {
+	if v.asked != "" || v.heard {
 		v.mu.Unlock()
 		return
 	}
-	v.asked, v.why, v.since, v.calm = cause, why, time.Now(), calm
+	v.asked, v.why, v.calm = cause, why, calm
+	v.owed.stopAt(time.Now())
 	helper := v.helper
 	if helper == nil {
 		// Nothing was ordered yet; if it is being ordered just now, the stop is
@@ -221,9 +228,7 @@ func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 		v.mu.Unlock()
 		return
 	}
-	if !v.acked {
-		v.expect(time.Now().Add(ackLimit))
-	}
+	v.expect()
 	v.mu.Unlock()
 	v.sendStop(helper, cause, why)
 }
@@ -242,7 +247,7 @@ func (v *invocation) hasten() {
 	v.stop(outcome.CauseCanceled, context.Canceled)
 	v.mu.Lock()
 	v.hurry = true
-	helper, ended, cause := v.helper, v.due.Equal(over), v.asked
+	helper, ended, cause := v.helper, v.heard, v.asked
 	v.mu.Unlock()
 	if helper != nil && !ended {
 		v.sendKill(helper, cause)
@@ -260,7 +265,7 @@ func (v *invocation) signal(sig syscall.Signal) error {
 		return fmt.Errorf("adapter: signal %d is no signal", int(sig))
 	}
 	v.mu.Lock()
-	helper, ended := v.helper, v.due.Equal(over)
+	helper, ended := v.helper, v.heard
 	v.mu.Unlock()
 	if helper == nil || ended {
 		return os.ErrProcessDone
@@ -268,26 +273,16 @@ func (v *invocation) signal(sig syscall.Signal) error {
 	return helper.Signal(v.id, sig)
 }
 
-// over, as the time an answer is due, means that none is expected any more.
-var over = time.Unix(1, 0)
-
-// expect sets when the supervisor must have said something. v.mu is held.
-func (v *invocation) expect(at time.Time) {
-	v.due = at
-	v.helper.Interrupt(at)
+// expect has the supervisor looked after when it must have said something. v.mu is
+// held.
+func (v *invocation) expect() {
+	soft, _ := v.owed.due()
+	v.lookAt(soft)
 }
 
-// ladder is how long the supervisor may take from the beginning of a stop to
-// its report.
-func (v *invocation) ladder() time.Duration {
-	all := v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait + ackLimit
-	if v.cmd.TempDir {
-		all += supervisor.RemoveLimit
-	}
-	if v.a.journal != nil {
-		all += supervisor.WriteLimit
-	}
-	return all
+func (v *invocation) lookAt(at time.Time) {
+	v.look = at
+	v.helper.Interrupt(at)
 }
 
 // follow takes the invocation from its request to its end.
@@ -301,12 +296,7 @@ func (v *invocation) follow(helper *supervisor.Helper) {
 	v.mu.Lock()
 	v.helper = helper
 	early, reason, hurry := v.asked, v.why, v.hurry
-	switch {
-	case early != "":
-		v.expect(time.Now().Add(ackLimit))
-	case v.cmd.Timeout > 0:
-		v.expect(v.began.Add(v.cmd.Timeout + ackLimit))
-	}
+	v.expect()
 	v.mu.Unlock()
 	if early != "" {
 		v.sendStop(helper, early, reason)
@@ -320,7 +310,7 @@ func (v *invocation) follow(helper *supervisor.Helper) {
 	told := v.listen(helper)
 
 	v.mu.Lock()
-	v.due = over // no stop is asked for any more
+	v.heard = true
 	v.helper.Interrupt(time.Time{})
 	asked, why := v.asked, outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
 	v.mu.Unlock()
@@ -344,7 +334,7 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if v.late(helper) {
-				t.lost = fmt.Errorf("it did not say within %v what was due", ackLimit)
+				t.lost = errors.New("it did not say in time what was due")
 			}
 		case err == io.EOF:
 			t.lost = errors.New("its connection was closed")
@@ -437,7 +427,7 @@ func (v *invocation) pastDeadline() bool {
 	if at := v.ctx.deadline; !at.IsZero() && !time.Now().Before(at) {
 		select {
 		case <-v.ctx.Done():
-		case <-time.After(ackLimit): // a context that does not keep its word
+		case <-time.After(min(ackLimit, time.Until(v.limit))): // a context that does not keep its word
 		}
 	}
 	return v.ctx.Err() != nil
@@ -501,30 +491,18 @@ const retryLimit = 6 * time.Second
 func (v *invocation) late(helper *supervisor.Helper) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	now := time.Now()
-	switch {
-	case v.due.IsZero() || now.Before(v.due):
-		v.helper.Interrupt(v.due)
-	case helper.Pending():
-		v.expect(now.Add(ackLimit / 4)) // it is read at once
-	case now.Sub(v.due) > ackLimit/4:
-		v.expect(now.Add(ackLimit))
-	case !v.spared && !helper.Suspended():
-		// On a machine under load it may have had no turn: that is what the third
-		// second of the bound is for.
-		v.spared = true
-		v.expect(now.Add(ackLimit))
-	default:
-		return true
+	look, lost := v.owed.late(time.Now(), v.look, helper.Pending, helper.Suspended)
+	if !lost {
+		v.lookAt(look)
 	}
-	return false
+	return lost
 }
 
 // acknowledged handles the word that a stop begins.
 func (v *invocation) acknowledged(s *supervisor.Stopping) {
 	v.mu.Lock()
-	v.acked = true
-	v.expect(time.Now().Add(v.ladder()))
+	v.owed.began(time.Now())
+	v.expect()
 	v.mu.Unlock()
 	if s.CloseStdin {
 		v.closeStdin(errStdinStopped)
@@ -550,9 +528,10 @@ func (v *invocation) exitSeen(exit *outcome.Exit) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.acked && v.cmd.AfterExit != Wait {
-		v.expect(time.Now().Add(v.policy.Linger + v.ladder()))
-		v.acked = true // from here on it has to report in any case
+	if !v.owed.acked && v.cmd.AfterExit != Wait {
+		// From here on it has to report in any case.
+		v.owed.exited(time.Now(), v.policy.Linger)
+		v.expect()
 	}
 }
 
@@ -564,15 +543,8 @@ func (v *invocation) lose(helper *supervisor.Helper, leader int) {
 	helper.Kill()
 	// The guard gets the time that the supervisor has not used.
 	v.mu.Lock()
-	from := began
-	if v.asked != "" {
-		from = v.since
-	}
+	until := v.owed.swept(began)
 	v.mu.Unlock()
-	until := from.Add(v.ladder() + loseLimit)
-	if least := began.Add(loseLimit); until.Before(least) {
-		until = least
-	}
 	c := outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true}
 	if swept, err := helper.Swept(until); err == nil {
 		c = swept.Cleanup()
@@ -581,20 +553,16 @@ func (v *invocation) lose(helper *supervisor.Helper, leader int) {
 		if v.temp != nil {
 			c.TempDirs = append(c.TempDirs, outcome.TempDir{Path: string(v.temp.Path), Error: "not removed yet: its processes are still being ended"})
 		}
-		v.writeEnd(&c)
+		v.writeEnd(&c, until)
 	} else {
-		c.Ended, c.Suspects = helper.Sweep(v.mark(), leader, v.began, time.Now().Add(loseLimit))
-		c.TempDirs = removeTempDir(v.temp)
-		v.writeEnd(&c)
+		c.Ended, c.Suspects = helper.Sweep(v.mark(), leader, v.began, sooner(time.Now().Add(loseLimit), until))
+		c.TempDirs = removeTempDir(v.temp, until)
+		v.writeEnd(&c, until)
 	}
 	v.a.pool.Discard(helper)
 	c.Elapsed = time.Since(began)
 	v.outcome.Cleanup = c
 }
-
-// loseLimit is the least that the guard gets for the ending of what a lost
-// supervisor has left, and the most that a sweep may take.
-const loseLimit = time.Second
 
 // outputPipe is our end of a pipe that what is left alive may write to.
 type outputPipe struct {
@@ -639,9 +607,12 @@ func (v *invocation) handOver(helper *supervisor.Helper, pipes []outputPipe) {
 // collect ends the streams, each within what is left of the drain limit.
 func (v *invocation) collect() {
 	o := &v.outcome
-	until := time.Now().Add(v.policy.Drain)
+	v.mu.Lock()
+	until, limit := v.owed.drained(time.Now())
+	v.limit = limit
+	v.mu.Unlock()
 	for _, d := range v.drains {
-		incomplete, abandoned := d.finish(until)
+		incomplete, abandoned := d.finish(until, limit)
 		if incomplete {
 			o.Output.DrainIncomplete = true
 		}
@@ -658,7 +629,7 @@ func (v *invocation) collect() {
 		v.incomplete("stderr", d.failure())
 	}
 	if v.feed != nil {
-		own, abandoned, problem := v.feed.finish()
+		own, abandoned, problem := v.feed.finish(limit)
 		if problem != nil {
 			o.Output.StdinError = problem.Error()
 		}
@@ -688,7 +659,7 @@ func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
 	v.outcome.ID = v.id
 	c.TempDirs = v.outcome.Cleanup.TempDirs
 	if v.entered {
-		v.writeEnd(&c)
+		v.writeEnd(&c, time.Now().Add(supervisor.WriteLimit))
 	}
 	v.outcome.Cleanup = c
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout

@@ -39,14 +39,17 @@ func (v *invocation) enter(helper *supervisor.Helper) error {
 	return nil
 }
 
-// writeEnd writes the end of v, which those who should have done so cannot.
-func (v *invocation) writeEnd(c *outcome.Cleanup) {
+// writeEnd writes the end of v, which those who should have done so cannot, within
+// its own limit and until the given time.
+func (v *invocation) writeEnd(c *outcome.Cleanup, until time.Time) {
 	if v.a.journal == nil {
 		return
 	}
 	report, err := json.Marshal(&supervisor.Done{NotExecuted: v.helper == nil, Cleanup: *c})
 	if err == nil {
-		err = journal.WriteEnd(v.a.journal.Dir(), v.id, journal.End{Writer: "caller", At: time.Now(), Report: report})
+		err = bounded(sooner(until, time.Now().Add(supervisor.WriteLimit)), func() error {
+			return journal.WriteEnd(v.a.journal.Dir(), v.id, journal.End{Writer: "caller", At: time.Now(), Report: report})
+		})
 	}
 	if err != nil {
 		c.JournalError = err.Error()
@@ -58,7 +61,11 @@ func (v *invocation) delivered() {
 	if !v.entered {
 		return
 	}
-	if err := v.a.journal.Delivered(v.id); err != nil {
+	until := time.Now().Add(supervisor.WriteLimit)
+	if !v.limit.IsZero() {
+		until = sooner(until, v.limit)
+	}
+	if err := bounded(until, func() error { return v.a.journal.Delivered(v.id) }); err != nil {
 		v.outcome.Cleanup.JournalError = err.Error()
 	}
 }
@@ -68,26 +75,37 @@ func tempDirError(program string, err error) *outcome.StartError {
 }
 
 // dropTempDir removes the directory of an invocation that did not begin.
-func (v *invocation) dropTempDir() { v.outcome.Cleanup.TempDirs = removeTempDir(v.temp) }
+func (v *invocation) dropTempDir() {
+	v.outcome.Cleanup.TempDirs = removeTempDir(v.temp, time.Now().Add(supervisor.RemoveLimit+ackLimit))
+}
 
-// removeTempDir removes the directory of an invocation whose helpers cannot.
-func removeTempDir(temp *supervisor.TempDir) []outcome.TempDir {
+// removeTempDir removes the directory of an invocation whose helpers cannot, within
+// its own limit and until the given time.
+func removeTempDir(temp *supervisor.TempDir, until time.Time) []outcome.TempDir {
 	if temp == nil {
 		return nil
 	}
 	d := temp.Dir()
-	result := make(chan error, 1)
-	go func() { result <- d.Remove(time.Now().Add(supervisor.RemoveLimit)) }()
-	var err error
-	select {
-	case err = <-result:
-	case <-time.After(supervisor.RemoveLimit + ackLimit):
-		err = errors.New("its file system does not answer")
-	}
+	err := bounded(sooner(until, time.Now().Add(supervisor.RemoveLimit+ackLimit)), func() error {
+		return d.Remove(time.Now().Add(supervisor.RemoveLimit))
+	})
 	if err == nil {
 		return nil
 	}
 	return []outcome.TempDir{{Path: d.Path, Error: err.Error()}}
+}
+
+// bounded returns what do returns, unless it has not returned by the given time, or
+// after 100 ms if that is later: a file system can hang.
+func bounded(until time.Time, do func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- do() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(max(time.Until(until), abandonAfter)):
+		return errors.New("its file system does not answer")
+	}
 }
 
 // Recovered is an invocation of a caller that died before it got to know the end.
@@ -150,7 +168,7 @@ func settleLost(e journal.Entry) journal.End {
 		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if e.Begin.TempDir != "" {
-		done.Cleanup.TempDirs = removeTempDir(&supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno})
+		done.Cleanup.TempDirs = removeTempDir(&supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno}, began.Add(sweepLimit+supervisor.RemoveLimit+ackLimit))
 	}
 	done.Cleanup.Elapsed = time.Since(began)
 	report, err := json.Marshal(&done)

@@ -213,12 +213,12 @@ const maxRest = 1 << 20
 
 // finish waits for the end of the stream until the given time, cuts it off then,
 // and reports whether it had not come to its end. A writer that does not return
-// is abandoned.
+// is abandoned at the limit.
 //
 // On a machine under load the time can be over before run had its turn on the
 // processor. What is in the pipe then is taken here, unless it is for a writer
 // of the caller's, which could keep us.
-func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
+func (d *drain) finish(until, limit time.Time) (incomplete, abandoned bool) {
 	defer d.pipe.Close()
 	select {
 	case <-d.done:
@@ -226,7 +226,7 @@ func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
 	case <-time.After(time.Until(until)):
 	}
 	if d.to != nil {
-		return d.cutWriter()
+		return d.cutWriter(limit)
 	}
 	d.turn.Lock() // nothing of the caller's is done under it
 	defer d.turn.Unlock()
@@ -249,28 +249,28 @@ func (d *drain) finish(until time.Time) (incomplete, abandoned bool) {
 }
 
 // cutWriter ends a stream that goes to a Writer of the caller's.
-func (d *drain) cutWriter() (incomplete, abandoned bool) {
+func (d *drain) cutWriter(limit time.Time) (incomplete, abandoned bool) {
 	patience := abandonAfter
 	if d.turn.TryLock() {
-		// It is not in a Write, so it needs but its turn.
+		// It is not in a Write: it has passed on everything, or needs but its turn.
+		d.cut = !d.pending()
 		d.turn.Unlock()
 		patience = turnLimit
+		if d.cut {
+			return !d.ended, false
+		}
 	}
 	select {
 	case <-d.done:
 		return !d.ended, false
-	case <-time.After(patience):
+	case <-time.After(min(patience, time.Until(limit))):
 	}
 	if !d.turn.TryLock() {
 		d.fail(errSlowWriter)
 		return true, true
 	}
 	defer d.turn.Unlock()
-	rest := 0
-	if raw, err := d.pipe.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { rest = d.readOnce(int(fd), make([]byte, 1)) })
-	}
-	if rest > 0 {
+	if d.pending() {
 		d.fail(errSlowWriter)
 	}
 	d.cut = true
@@ -286,9 +286,14 @@ func (d *drain) unfinished() bool {
 	return !d.ended
 }
 
-// turnLimit is how long a goroutine that is not held up by anything may take to
-// get its turn.
-const turnLimit = time.Second
+// pending reports whether the pipe has something that was not read, or is at its end.
+// d.turn is held.
+func (d *drain) pending() (pending bool) {
+	if raw, err := d.pipe.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { pending = readable(int(fd)) })
+	}
+	return pending
+}
 
 // abandonAfter is how long a Read or Write of the caller's that is under way at
 // the end may take before its goroutine is left to itself. It only has to tell
@@ -417,12 +422,12 @@ func (f *feed) close(why error) {
 
 // finish ends the input and returns what went wrong with it, nil if nothing has,
 // whether that is the Reader's own error, and whether a Read was left to itself.
-func (f *feed) finish() (own, abandoned bool, problem error) {
+func (f *feed) finish(limit time.Time) (own, abandoned bool, problem error) {
 	f.close(errStdinLeft)
 	select {
 	case <-f.done:
 		return f.own, false, f.failed
-	case <-time.After(abandonAfter):
+	case <-time.After(min(abandonAfter, time.Until(limit))):
 		return false, true, f.why
 	}
 }

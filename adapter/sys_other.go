@@ -28,4 +28,6 @@ func mayExecute(string) error { return nil }
 
 func readNow(int, []byte) (int, error) { return 0, errSystem }
 
+func readable(int) bool { return false }
+
 func again(error) bool { return false }

@@ -71,3 +71,10 @@ func readNow(fd int, b []byte) (int, error) {
 
 // again reports whether there is nothing to read yet.
 func again(err error) bool { return err == unix.EAGAIN }
+
+// readable reports whether a read from fd would not block.
+func readable(fd int) bool {
+	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(fds[:], 0)
+	return n > 0
+}
