@@ -18,6 +18,28 @@ import (
 // stop, and again at the end of the ladder, for good: Invoke returns within the bound.
 func TestSupervisorIsFrozenTwice(t *testing.T) {
 	t.Parallel()
+	t.Run("invocation", func(t *testing.T) {
+		t.Parallel()
+		frozenTwice(t, func(ctx context.Context, a *Adapter, c Command) <-chan ended { return invokeAsync(ctx, a, c) })
+	})
+	t.Run("session", func(t *testing.T) {
+		t.Parallel()
+		frozenTwice(t, func(ctx context.Context, a *Adapter, c Command) <-chan ended {
+			c.Stop.StdinGrace = -1
+			s := start(t, a, c)
+			result := make(chan ended, 1)
+			go func() {
+				<-ctx.Done()
+				_ = s.Stop(context.Background()) // the outcome says it
+				o, err := s.Wait()
+				result <- ended{o, err, time.Now()}
+			}()
+			return result
+		})
+	})
+}
+
+func frozenTwice(t *testing.T, run func(context.Context, *Adapter, Command) <-chan ended) {
 	f := newFreezer(t)
 	a := newAdapter(t, Options{NoCgroup: true})
 	whole := newHeldPipe(t)
@@ -31,7 +53,7 @@ func TestSupervisorIsFrozenTwice(t *testing.T) {
 	c.Stop = StopPolicy{Grace: 700 * time.Millisecond, KillWait: 100 * time.Millisecond, Drain: 300 * time.Millisecond, Linger: -1}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	result := invokeAsync(ctx, a, c)
+	result := run(ctx, a, c)
 	_ = whole.r.SetReadDeadline(time.Now().Add(patience))
 	line := make([]byte, 32)
 	n, err := whole.r.Read(line)

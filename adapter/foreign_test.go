@@ -119,6 +119,11 @@ func TestCausesOfTheCallers(t *testing.T) {
 	if err := s.Stop(blocks); err != nil {
 		t.Error(err)
 	}
+	if s, err := a.Start(blocks, Command{Path: "true"}); err != nil {
+		t.Error(err)
+	} else if o, err := s.Wait(); err != nil || o.Output.Abandoned != 1 {
+		t.Errorf("%d abandoned, %v", o.Output.Abandoned, err)
+	}
 	panics := &oddContext{Context: t.Context(), done: func() { panic("oops") }}
 	if _, err := a.StopOwner(panics, "it"); err != nil && !strings.Contains(err.Error(), "oops") {
 		t.Error(err)

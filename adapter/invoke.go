@@ -19,13 +19,14 @@ import (
 
 // invocation is one Invoke from its beginning to its end.
 type invocation struct {
-	a       *Adapter
-	ctx     *callerContext // of a session: while it starts
-	cmd     Command
-	policy  StopPolicy
-	id      string
-	began   time.Time
-	session *Session // nil for Invoke
+	a        *Adapter
+	ctx      *callerContext
+	starting *callerContext // that of a session's start; nil for Invoke
+	cmd      Command
+	policy   StopPolicy
+	id       string
+	began    time.Time
+	session  *Session // nil for Invoke
 
 	temp    *supervisor.TempDir
 	entered bool   // there is a record in the journal
@@ -681,7 +682,11 @@ func (v *invocation) end(f outcome.Facts, why outcome.Why) {
 	v.delivered()
 	v.log("curfew: end", "status", string(o.Status), "cause", string(o.Cause),
 		"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
-	o.Output.Abandoned += inside(append(v.calls, v.ctx.release()...))
+	calls := append(v.calls, v.ctx.release()...)
+	if v.starting != nil {
+		calls = append(calls, v.starting.release()...)
+	}
+	o.Output.Abandoned += inside(calls)
 }
 
 // log gives the Logger a line. One that does not return in time, or panics, gets no

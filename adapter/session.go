@@ -101,7 +101,7 @@ func (a *Adapter) Start(ctx context.Context, c Command) (*Session, error) {
 	}
 	starting := v.ctx
 	defer starting.release()
-	v.ctx = newCallerContext(context.Background())
+	v.starting, v.ctx = starting, newCallerContext(context.Background())
 	go func() {
 		v.follow(helper)
 		s.over()
