@@ -28,14 +28,15 @@ type invocation struct {
 	began    time.Time
 	session  *Session // nil for Invoke
 
-	temp    *supervisor.TempDir
-	entered bool   // there is a record in the journal
-	file    string // what is executed, as execve takes it
-	feed    *feed
-	drains  []*drain
-	streams [2]*drain // which drain has stdout and stderr
-	written atomic.Int64
-	lent    []fileID // once for each
+	tempPath string              // of the temporary directory to be made; "" if there is to be none
+	temp     *supervisor.TempDir // nil until it was made
+	entered  bool                // there is a record in the journal
+	file     string              // what is executed, as execve takes it
+	feed     *feed
+	drains   []*drain
+	streams  [2]*drain // which drain has stdout and stderr
+	written  atomic.Int64
+	lent     []fileID // once for each
 
 	copyErrors []*outcome.CopyError
 	calls      []<-chan struct{} // of the Logger; each is closed when the call has returned
@@ -130,17 +131,9 @@ func (v *invocation) order() *supervisor.Helper {
 	v.log("curfew: start")
 	if err := v.enter(helper); err != nil {
 		v.a.pool.Put(helper)
-		return failed("write the journal for", err)
+		return refused(outcome.CauseStartFailed, outcome.Why{Start: err})
 	}
-	if v.temp != nil {
-		// Now that it is known to those who remove it.
-		d, err := scratch.Make(string(v.temp.Path))
-		if err != nil {
-			v.a.pool.Put(helper)
-			return refused(outcome.CauseStartFailed, outcome.Why{Start: tempDirError(v.cmd.Path, err)})
-		}
-		v.temp.Dev, v.temp.Ino = d.Dev, d.Ino
-	}
+	request.Duties = v.duties()
 	v.limitTimeout(request)
 	if err := helper.Run(ctx, request); err != nil {
 		// Not a whole request went out, so that nothing can be executed.
@@ -389,6 +382,9 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 		o.Usage, o.Cleanup = done.Usage, done.Cleanup
 		switch done.Cleanup.Result {
 		case outcome.Empty:
+			if v.watched() {
+				helper.Watch(nil)
+			}
 			v.a.pool.Put(helper)
 		case outcome.Left: // see handOver
 		default:
@@ -733,8 +729,8 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 		if err != nil {
 			return nil, nil, tempDirError(c.Path, err)
 		}
-		v.temp = &supervisor.TempDir{Path: []byte(path)}
-		env = lastOfEach(append(env, "TMPDIR="+string(v.temp.Path)))
+		v.tempPath = path
+		env = lastOfEach(append(env, "TMPDIR="+path))
 	}
 	open := &opened{} // a return sets files to nil before the deferred call
 	files = open
@@ -754,7 +750,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	files.fds = append(files.fds, dirFD)
 	q := &supervisor.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
 	q.Settings = supervisor.Settings{
-		Duties: v.duties(), Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
+		Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
 		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
 		NoCgroup:     v.a.noCgroup,

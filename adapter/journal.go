@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"curfew/internal/journal"
+	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
@@ -19,25 +20,34 @@ func (v *invocation) duties() supervisor.Duties {
 	return supervisor.Duties{ID: v.id, TempDir: v.temp, Journal: v.a.journal != nil}
 }
 
-// enter has v recorded before anything of it can run: in the journal, and with
-// the guard of the supervisor that will take it.
-func (v *invocation) enter(helper *supervisor.Helper) error {
+// enter records v, before anything of it can run, in the journal and with the guard of
+// the supervisor that will take it, and makes the temporary directory in between: the
+// journal has to know its name before, and the guard gets to know it by its identity.
+func (v *invocation) enter(helper *supervisor.Helper) *outcome.StartError {
 	if j := v.a.journal; j != nil {
 		b := journal.Begin{ID: v.id, Program: v.cmd.Path, Owner: v.cmd.Owner, Session: v.session != nil, Began: v.began,
-			Holder: helper.PID(), Cgroup: helper.Cgroup()}
-		if v.temp != nil {
-			b.TempDir, b.TempDev, b.TempIno = string(v.temp.Path), v.temp.Dev, v.temp.Ino
-		}
+			Holder: helper.PID(), Cgroup: helper.Cgroup(), Group: helper.Group(), TempDir: v.tempPath}
 		if err := j.Begin(b); err != nil {
-			return err
+			return &outcome.StartError{Op: "write the journal for", Path: v.cmd.Path, Err: err}
 		}
 		v.entered = true
 	}
-	if d := v.duties(); d.Journal || d.TempDir != nil {
-		helper.Watch(d)
+	if v.tempPath != "" {
+		d, err := scratch.Make(v.tempPath)
+		if err != nil {
+			return tempDirError(v.cmd.Path, err)
+		}
+		v.temp = supervisor.NewTempDir(d)
+	}
+	if v.watched() {
+		d := v.duties()
+		helper.Watch(&d)
 	}
 	return nil
 }
+
+// watched reports whether the guard has something to do should v's supervisor die.
+func (v *invocation) watched() bool { return v.entered || v.temp != nil }
 
 // writeEnd writes the end of v, which those who should have done so cannot, within
 // its own limit and until the given time.
@@ -85,14 +95,19 @@ func removeTempDir(temp *supervisor.TempDir, until time.Time) []outcome.TempDir 
 	if temp == nil {
 		return nil
 	}
-	d := temp.Dir()
+	return removeWithin(string(temp.Path), until, temp.Dir().Remove)
+}
+
+// removeWithin removes the directory path with remove, within its own limit and until
+// the given time.
+func removeWithin(path string, until time.Time, remove func(until time.Time) error) []outcome.TempDir {
 	err := bounded(sooner(until, time.Now().Add(supervisor.RemoveLimit+ackLimit)), func() error {
-		return d.Remove(time.Now().Add(supervisor.RemoveLimit))
+		return remove(time.Now().Add(supervisor.RemoveLimit))
 	})
 	if err == nil {
 		return nil
 	}
-	return []outcome.TempDir{{Path: d.Path, Error: err.Error()}}
+	return []outcome.TempDir{{Path: path, Error: err.Error()}}
 }
 
 // bounded returns what do returns, unless it has not returned by the given time, or
@@ -165,10 +180,10 @@ func settleLost(e journal.Entry) journal.End {
 	if e.End == nil {
 		c := &done.Cleanup
 		c.Result, c.Proof, c.HelperLost = outcome.Unverified, outcome.NoProof, true
-		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Holder, e.Begin.Began, began.Add(sweepLimit))
+		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Group, e.Begin.Began, began.Add(sweepLimit))
 	}
-	if e.Begin.TempDir != "" {
-		done.Cleanup.TempDirs = removeTempDir(&supervisor.TempDir{Path: []byte(e.Begin.TempDir), Dev: e.Begin.TempDev, Ino: e.Begin.TempIno}, began.Add(sweepLimit+supervisor.RemoveLimit+ackLimit))
+	if path := e.Begin.TempDir; path != "" {
+		done.Cleanup.TempDirs = removeWithin(path, began.Add(sweepLimit+supervisor.RemoveLimit+ackLimit), func(until time.Time) error { return scratch.RemoveNamed(path, until) })
 	}
 	done.Cleanup.Elapsed = time.Since(began)
 	report, err := json.Marshal(&done)

@@ -21,10 +21,10 @@ import (
 // is left. Where it cannot, nothing depends on it: the tree is held by being its
 // subreaper.
 //
-// It is named after the process and its pid namespace, so that others can find it
-// should the process be lost, and nobody who has the same number in another
-// namespace takes it for his. A new one is made for each leader: a tree may have
-// changed the limits of the one it was in.
+// It is named after the process, its pid namespace and an id that is never used twice,
+// so that others can find it should the process be lost, and a process that gets the
+// same number later, or in another namespace, does not have the same one. A new one is
+// made for each leader: a tree may have changed the limits of the one it was in.
 type group struct {
 	base                     int // descriptor of our own cgroup's directory; -1: there is no group to be had
 	name                     string
@@ -35,8 +35,9 @@ type group struct {
 
 var noGroup = group{base: -1, dir: -1, kill: -1, events: -1, procs: -1}
 
-// GroupName is what the cgroup of the process pid, as it is numbered here, is called.
-func GroupName(pid int) string { return groupPrefix() + strconv.Itoa(pid) }
+// GroupName returns the name of the cgroup of the process pid, as it is numbered here,
+// with the given id.
+func GroupName(pid int, id string) string { return groupPrefix() + strconv.Itoa(pid) + "-" + id }
 
 // groupPrefix begins the names of all such groups of this pid namespace.
 var groupPrefix = sync.OnceValue(func() string {
@@ -56,11 +57,8 @@ func (t *Tree) MakeGroup() bool {
 		return false
 	}
 	if mkdirat(g.base, g.name) != nil {
-		// Left by one who was killed and had our number.
-		if unix.Unlinkat(g.base, g.name, unix.AT_REMOVEDIR) != nil || mkdirat(g.base, g.name) != nil {
-			t.dropGroup()
-			return true
-		}
+		t.dropGroup()
+		return true
 	}
 	const flags = unix.O_CLOEXEC | unix.O_NOFOLLOW
 	g.dir, _ = unix.Openat(g.base, g.name, flags|unix.O_DIRECTORY|unix.O_RDONLY, 0)
@@ -143,13 +141,13 @@ func removeGroup(base int, name string, depth int) bool {
 
 // openGroups finds the cgroup that this process is in, and removes what others
 // of us have left there who were killed.
-func (t *Tree) openGroups() {
+func (t *Tree) openGroups(id string) {
 	t.group = noGroup
 	base := openOwnGroup(&t.proc)
 	if base < 0 {
 		return
 	}
-	t.group.base, t.group.name = base, GroupName(t.self)
+	t.group.base, t.group.name = base, GroupName(t.self, id)
 	var st unix.Stat_t
 	fd, err := unix.Openat(base, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -159,8 +157,9 @@ func (t *Tree) openGroups() {
 	defer dir.Close()
 	entries, _ := dir.ReadDir(1 << 12)
 	for _, e := range entries {
-		pid, ours := strings.CutPrefix(e.Name(), groupPrefix())
-		if n, err := strconv.Atoi(pid); !ours || err != nil || n == t.self || t.proc.stat(n, &t.scratch) {
+		rest, ours := strings.CutPrefix(e.Name(), groupPrefix())
+		pid, _, _ := strings.Cut(rest, "-")
+		if n, err := strconv.Atoi(pid); !ours || err != nil || n != t.self && t.proc.stat(n, &t.scratch) {
 			continue
 		}
 		if unix.Fstatat(base, e.Name(), &st, unix.AT_SYMLINK_NOFOLLOW) == nil && int(st.Uid) == unix.Geteuid() {
@@ -278,17 +277,17 @@ func (t *Tree) GroupLeft(limit time.Duration) bool {
 
 // EndWardGroup ends what is in the cgroup of a ward that has died, and removes
 // it when nothing is.
-func (t *Tree) EndWardGroup(pid int) {
+func (t *Tree) EndWardGroup(name string) {
 	if t.group.base < 0 {
 		return
 	}
-	endGroup(t.group.base, GroupName(pid), func(procs, kill int) { t.strikeAll(procs, kill) })
+	endGroup(t.group.base, name, func(procs, kill int) { t.strikeAll(procs, kill) })
 }
 
 // EndGroup does the same for the caller of a process that is lost, and waits for
 // it at most until the given time. It is for a caller of which the process had
 // its cgroup.
-func EndGroup(pid int, until time.Time) {
+func EndGroup(name string, until time.Time) {
 	var p procfs
 	if p.open(); p.fd < 0 {
 		return
@@ -299,7 +298,7 @@ func EndGroup(pid int, until time.Time) {
 		return
 	}
 	defer closeFD(base)
-	for !endGroup(base, GroupName(pid), func(_, kill int) { killGroup(kill) }) && time.Now().Before(until) {
+	for !endGroup(base, name, func(_, kill int) { killGroup(kill) }) && time.Now().Before(until) {
 		time.Sleep(time.Millisecond)
 	}
 }

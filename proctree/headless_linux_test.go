@@ -25,7 +25,7 @@ func TestSweepFindsTheHeadless(t *testing.T) {
 	if err := exists(ready); err != nil {
 		t.Fatal(err)
 	}
-	ended, suspects := Sweep(mark, ownCgroupFile(t), 1, began, time.Now().Add(patience))
+	ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience))
 	if len(ended) != 1 || ended[0].Name == "" || len(suspects) != 0 {
 		t.Errorf("ended %v, suspects %v", ended, suspects)
 	}

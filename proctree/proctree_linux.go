@@ -7,10 +7,8 @@ package proctree
 // enters another pid namespace leaves its orphans to that namespace's init.
 
 import (
-	"maps"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -111,13 +109,16 @@ const inAnyCase = 512
 // Open prepares this process to hold a tree: it becomes a child subreaper and
 // starts a second thread. The calling goroutine must be locked to the main
 // thread, which never ends. It is an error if the process has children.
-func Open() (*Tree, error) { return open(false) }
+//
+// The id is a part of the name of the cgroup that the tree gets, if it can have one:
+// letters and digits that are never used twice.
+func Open(id string) (*Tree, error) { return open(false, id) }
 
 // OpenForWards prepares this process to be the parent of wards, and to hold what
 // they leave behind.
-func OpenForWards() (*Tree, error) { return open(true) }
+func OpenForWards() (*Tree, error) { return open(true, "") }
 
-func open(wards bool) (*Tree, error) {
+func open(wards bool, id string) (*Tree, error) {
 	t := &Tree{
 		self:  unix.Getpid(),
 		wards: map[int]bool{},
@@ -133,7 +134,7 @@ func open(wards bool) (*Tree, error) {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
 	}
 	t.proc.open()
-	t.openGroups()
+	t.openGroups(id)
 	t.pidMax = maxPID
 	// Also in the /proc of another pid namespace.
 	if b, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
@@ -1165,9 +1166,6 @@ func (t *Tree) Disown() {
 	disown()
 }
 
-// IsWard reports whether pid is a ward whose exit was not seen yet.
-func (t *Tree) IsWard(pid int) bool { return t.wards[pid] }
-
 // Suspended lists the wards that are stopped, by a signal or by a tracer.
 func (t *Tree) Suspended() (list []int) {
 	for pid := range t.wards {
@@ -1190,9 +1188,6 @@ func (p *procfs) suspended(pid int) bool {
 	var s stat
 	return p.stat(pid, &s) && (s.state == 'T' || s.state == 't')
 }
-
-// Wards lists the wards whose exit was not seen yet.
-func (t *Tree) Wards() []int { return slices.Collect(maps.Keys(t.wards)) }
 
 // WardDied reports whether a ward has died, also where its exit cannot be seen because
 // somebody traces it.

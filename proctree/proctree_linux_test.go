@@ -114,7 +114,7 @@ func hold() (*held, error) {
 	runtime.LockOSThread()
 	Survive()
 	time.Sleep(time.Nanosecond) // as the supervisor does: the runtime opens what it needs for timers
-	t, err := Open()
+	t, err := Open("test")
 	return &held{Tree: t}, err
 }
 
@@ -634,7 +634,7 @@ func TestGroupNameInNamespaces(t *testing.T) {
 	if err != nil {
 		t.Skipf("/proc cannot be mounted in a namespace here: %s", exit.Stderr)
 	}
-	if here := GroupName(7); string(out) == here || !strings.HasPrefix(string(out), "curfew-") {
+	if here := GroupName(7, "test"); string(out) == here || !strings.HasPrefix(string(out), "curfew-") {
 		t.Errorf("%q in another pid namespace, and %q here", out, here)
 	}
 }
@@ -646,6 +646,6 @@ func namesGroupRole([]string) error {
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return err
 	}
-	fmt.Print(GroupName(7))
+	fmt.Print(GroupName(7, "test"))
 	return nil
 }

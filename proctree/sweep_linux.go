@@ -14,8 +14,7 @@ import (
 // Sweep is for when those who held a tree are lost, and dead: their children have
 // fallen to others. It sends SIGKILL to every process that carries the mark in
 // its environment, was started at or after since, and is in the given cgroup
-// (the content of /proc/PID/cgroup), or in the one that the process holder had for
-// its tree, until two scans running find none or the time is over. What has wiped its environment is not found, so the result is no
+// (the content of /proc/PID/cgroup), or in the one below it that is called group, until two scans running find none or the time is over. What has wiped its environment is not found, so the result is no
 // proof of anything.
 //
 // The mark alone is only a suspicion: at(1), service managers and build daemons
@@ -27,8 +26,8 @@ import (
 //
 // A process that is executing something, or whose parent is just dying, cannot
 // be told yet; a scan that met one is followed by another.
-func Sweep(mark, cgroup string, holder int, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	w := sweep{mark: mark, cgroup: cgroup, group: GroupName(holder), boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
+func Sweep(mark, cgroup, group string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w := sweep{mark: mark, cgroup: cgroup, group: group, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
 	if w.open(); w.fd < 0 {
 		return nil, nil
 	}
@@ -59,7 +58,7 @@ const tick = time.Second / 100
 type sweep struct {
 	procfs
 	mark, cgroup string
-	group        string // the name of the holder's
+	group        string
 	boot         time.Time
 	earliest     uint64
 	self         int

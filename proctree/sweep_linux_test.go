@@ -54,7 +54,7 @@ func TestSweepFindsWhatExecutes(t *testing.T) {
 		if _, err := r.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		ended, suspects := Sweep(mark, cgroup, 1, began, time.Now().Add(patience))
+		ended, suspects := Sweep(mark, cgroup, "", began, time.Now().Add(patience))
 		if len(ended) != 1 || len(suspects) != 0 {
 			t.Fatalf("ended %v, suspects %v", ended, suspects)
 		}
@@ -86,7 +86,7 @@ func TestSweepEndsTheTree(t *testing.T) {
 	if _, err := r.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	ended, suspects := Sweep(mark, ownCgroupFile(t), 1, began, time.Now().Add(patience))
+	ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience))
 	if len(ended) < 13 || len(suspects) != 0 {
 		t.Errorf("ended %v, suspects %v", ended, suspects)
 	}
@@ -118,7 +118,7 @@ func TestSweepSparesStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ended, suspects := Sweep(mark, ownCgroupFile(t), 1, began, time.Now().Add(patience)); len(ended) != 0 || len(suspects) != 2 {
+	if ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience)); len(ended) != 0 || len(suspects) != 2 {
 		t.Errorf("ended %v, suspects %v; want the job and its child %s", ended, suspects, line)
 	}
 	hold.Close() // they end
@@ -139,13 +139,13 @@ func TestSweepSparesStrangers(t *testing.T) {
 		{"another cgroup", mark, cgroup + "x", began},
 		{"there before", mark, cgroup, time.Now().Add(time.Second)},
 	} {
-		if ended, suspects := Sweep(c.mark, c.cgroup, 1, c.since, time.Now().Add(patience)); len(ended)+len(suspects) != 0 {
+		if ended, suspects := Sweep(c.mark, c.cgroup, "", c.since, time.Now().Add(patience)); len(ended)+len(suspects) != 0 {
 			t.Errorf("%s: ended %v, suspects %v", c.name, ended, suspects)
 		}
 	}
 	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("it is gone: %v", err)
 	}
-	_, _ = Sweep(mark, cgroup, 1, began, time.Now().Add(patience))
+	_, _ = Sweep(mark, cgroup, "", began, time.Now().Add(patience))
 	eof(t, r)
 }

@@ -48,10 +48,8 @@ type Begin struct {
 	Boot    string // of the system, "" if unknown; set by the package
 	Holder  int    // the pid of the supervisor that has it
 	Cgroup  string // the supervisor's
-	TempDir string
-	// TempDev and TempIno are the device and inode of TempDir, which tell it
-	// from another directory that got its name.
-	TempDev, TempIno uint64
+	Group   string // the name of the one that it has made below for the tree
+	TempDir string // its name: the record is written before it is made
 }
 
 // End is how an invocation ended, as its writer knew it.

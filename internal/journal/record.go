@@ -51,9 +51,8 @@ type beginLine struct {
 	Boot    text      `json:"boot,omitempty"`
 	Holder  int       `json:"holder,omitempty"`
 	Cgroup  text      `json:"cgroup,omitempty"`
+	Group   text      `json:"group,omitempty"`
 	TempDir text      `json:"temp_dir,omitempty"`
-	TempDev uint64    `json:"temp_dev,omitempty"`
-	TempIno uint64    `json:"temp_ino,omitempty"`
 }
 
 type endLine struct {
@@ -90,8 +89,8 @@ func (t *text) UnmarshalJSON(b []byte) error {
 func encodeBegin(b Begin) ([]byte, error) {
 	return encodeLine(line{Begin: &beginLine{
 		Version: b.Version, ID: text(b.ID), Program: text(b.Program), Owner: text(b.Owner), Session: b.Session,
-		Began: b.Began.UTC(), Peer: text(b.Peer), Boot: text(b.Boot), Holder: b.Holder, Cgroup: text(b.Cgroup),
-		TempDir: text(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
+		Began: b.Began.UTC(), Peer: text(b.Peer), Boot: text(b.Boot), Holder: b.Holder, Cgroup: text(b.Cgroup), Group: text(b.Group),
+		TempDir: text(b.TempDir),
 	}})
 }
 
@@ -177,8 +176,8 @@ func decodeBegin(body []byte) (Begin, error) {
 	}
 	return Begin{
 		Version: b.Version, ID: string(b.ID), Program: string(b.Program), Owner: string(b.Owner), Session: b.Session,
-		Began: b.Began.UTC(), Peer: string(b.Peer), Boot: string(b.Boot), Holder: b.Holder, Cgroup: string(b.Cgroup),
-		TempDir: string(b.TempDir), TempDev: b.TempDev, TempIno: b.TempIno,
+		Began: b.Began.UTC(), Peer: string(b.Peer), Boot: string(b.Boot), Holder: b.Holder, Cgroup: string(b.Cgroup), Group: string(b.Group),
+		TempDir: string(b.TempDir),
 	}, nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +17,7 @@ import (
 var testBegin = Begin{
 	Version: version, ID: "ABC123", Program: "/opt/caf\xe9/<tool> \"x\"", Owner: "tenant\n7", Session: true,
 	Began: time.Date(2026, 3, 4, 5, 6, 7, 891011121, time.UTC), Peer: "PEER", Boot: "b-1",
-	Holder: 4711, Cgroup: "/user.slice/\xff\xfe", TempDir: "/tmp/\u2028x\ufffd", TempDev: math.MaxUint64, TempIno: math.MaxUint64 - 1,
+	Holder: 4711, Cgroup: "/user.slice/\xff\xfe", Group: "curfew-\xff", TempDir: "/tmp/\u2028x\ufffd",
 }
 
 var testEnd = End{

@@ -7,6 +7,7 @@ package scratch
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	pathpkg "path"
 	"strings"
@@ -16,12 +17,12 @@ import (
 // prefix begins the name of each directory that Make makes.
 const prefix = "curfew-"
 
-// Dir is a private temporary directory. Its identity is the inode: the name can
-// be given to another. Both numbers are 0 as long as it is not made; then any
-// directory of ours with that name is taken for it.
+// Dir is a private temporary directory. Its identity is the device, the inode and the
+// time of birth: another directory can get the name, and later also the inode.
 type Dir struct {
 	Path     string // absolute
 	Dev, Ino uint64
+	Birth    int64 // nanoseconds since 1970; 0 where the file system does not know it
 }
 
 // Name returns the path of a directory that is to be made below parent, so that
@@ -42,7 +43,7 @@ func Name(parent, id string) (string, error) {
 }
 
 // Make makes the directory that Name has named, empty and open to this user only,
-// whatever the umask. It is the caller's, who ends it with Remove.
+// whatever the umask. The caller ends it with Remove.
 func Make(path string) (Dir, error) {
 	d, err := makeDir(path)
 	if err != nil {
@@ -51,25 +52,31 @@ func Make(path string) (Dir, error) {
 	return d, nil
 }
 
-// Check returns an error for what neither Name nor Make can have returned. It looks at the
-// values only: they may come from another process.
+// Check returns an error for what Make cannot have returned. It looks at the values
+// only: they may come from another process.
 func (d Dir) Check() error {
+	if d.Ino == 0 {
+		return fmt.Errorf("scratch: the directory %q has no identity", d.Path)
+	}
+	return checkPath(d.Path)
+}
+
+// checkPath returns an error for what Name cannot have returned.
+func checkPath(path string) error {
 	wrong := ""
-	switch base := pathpkg.Base(d.Path); {
-	case strings.Contains(d.Path, "\x00"):
+	switch base := pathpkg.Base(path); {
+	case strings.Contains(path, "\x00"):
 		wrong = "has a NUL in its path"
-	case !pathpkg.IsAbs(d.Path):
+	case !pathpkg.IsAbs(path):
 		wrong = "is not absolute"
-	case pathpkg.Clean(d.Path) != d.Path:
+	case pathpkg.Clean(path) != path:
 		wrong = "is not a clean path"
 	case !strings.HasPrefix(base, prefix) || base == prefix:
 		wrong = "has a name that does not begin with " + prefix
-	case d.Ino == 0 && d.Dev != 0:
-		wrong = "has a device and no inode"
 	default:
 		return nil
 	}
-	return fmt.Errorf("scratch: the directory %q %s", d.Path, wrong)
+	return fmt.Errorf("scratch: the directory %q %s", path, wrong)
 }
 
 // Remove removes the directory and everything in it. It returns nil when it is
@@ -89,8 +96,29 @@ func (d Dir) Remove(until time.Time) error {
 	if err := d.Check(); err != nil {
 		return err
 	}
-	if err := remove(d, until); err != nil {
-		return fmt.Errorf("scratch: remove %s: %w", d.Path, err)
+	return removal(d.Path, remove(d, until))
+}
+
+// RemoveNamed does the same with the directory of this user that has the name now, if
+// nothing is mounted on it. It is for a record that was written before Make: only the
+// name is known, which nobody can guess.
+func RemoveNamed(path string, until time.Time) error {
+	if err := checkPath(path); err != nil {
+		return err
+	}
+	d, err := find(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = remove(d, until)
+	}
+	return removal(path, err)
+}
+
+func removal(path string, err error) error {
+	if err != nil {
+		return fmt.Errorf("scratch: remove %q: %w", path, err)
 	}
 	return nil
 }

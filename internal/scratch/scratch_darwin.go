@@ -11,11 +11,11 @@ import "golang.org/x/sys/unix"
 const parentFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
 
 // openClosed opens a directory for which openat has returned EACCES.
-func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
 	var st unix.Stat_t
 	err := retry(func() error { return unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
 	if err == nil {
-		err = ok(&st)
+		err = ok(-1, &st)
 	}
 	if err != nil {
 		return -1, err
@@ -34,3 +34,6 @@ func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
 func unlinkat(at int, name []byte, flags int) error {
 	return retry(func() error { return unix.Unlinkat(at, text(name), flags) })
 }
+
+// birth returns when what has the status st was made.
+func birth(_ int, st *unix.Stat_t) int64 { return st.Btim.Nano() }

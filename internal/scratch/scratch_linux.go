@@ -16,7 +16,7 @@ import (
 const parentFlags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 
 // openClosed opens a directory for which openat has returned EACCES.
-func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
 	handle, err := open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
 	if err != nil {
 		return -1, err
@@ -24,7 +24,7 @@ func openClosed(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
 	defer unix.Close(handle)
 	var st unix.Stat_t
 	if err = fstat(handle, &st); err == nil {
-		err = ok(&st)
+		err = ok(handle, &st)
 	}
 	if err != nil {
 		return -1, err
@@ -50,4 +50,16 @@ func unlinkat(at int, name []byte, flags int) error {
 		}
 		return nil
 	})
+}
+
+// birth returns when what fd stands for was made, 0 if the file system does not know it.
+func birth(fd int, _ *unix.Stat_t) int64 {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_SYNC_AS_STAT, unix.STATX_BTIME, &st)
+	})
+	if err != nil || st.Mask&unix.STATX_BTIME == 0 {
+		return 0
+	}
+	return st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
 }

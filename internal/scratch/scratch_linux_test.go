@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -121,6 +122,9 @@ func TestRemoveMountedOver(t *testing.T) {
 		t.Log(err)
 		if err == nil {
 			t.Error("Remove returned nil")
+		}
+		if err := RemoveNamed(d.Path, time.Now().Add(tooLong)); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("RemoveNamed returned %v, want EBUSY", err)
 		}
 		must(t, unix.Unmount(d.Path, 0))
 		gone(t, d)

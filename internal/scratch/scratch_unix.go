@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	pathpkg "path"
@@ -33,17 +34,75 @@ func makeDir(path string) (Dir, error) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return Dir{}, err
 	}
+	d, err := fresh(path)
+	if err != nil && err != errOther {
+		_ = unix.Rmdir(path) // it is empty, and the error to report is the other
+	}
+	return d, err
+}
+
+// fresh returns the directory that was just made. Where others may rename it, the name
+// can be that of another one by now.
+func fresh(path string) (Dir, error) {
 	d := Dir{Path: path}
-	fd, err := openDir(unix.AT_FDCWD, path, func(st *unix.Stat_t) error {
-		if !ours(st) { // in a parent where others may rename it
-			return errOther
-		}
-		d.Dev, d.Ino = uint64(st.Dev), st.Ino
-		return nil
-	})
+	fd, err := openDir(unix.AT_FDCWD, path, d.become)
 	if err != nil {
-		_ = unix.Rmdir(path) // it is empty, and the error to tell is the other
 		return Dir{}, err
+	}
+	defer unix.Close(fd)
+	if !isEmpty(fd) {
+		return Dir{}, errOther
+	}
+	return d, nil
+}
+
+// become makes d the directory that fd, with the status st, stands for.
+func (d *Dir) become(fd int, st *unix.Stat_t) error {
+	if !isDir(st) || !ours(st) {
+		return errOther
+	}
+	d.Dev, d.Ino, d.Birth = uint64(st.Dev), st.Ino, birth(fd, st)
+	return nil
+}
+
+// is returns an error unless fd, with the status st, is d.
+func (d *Dir) is(fd int, st *unix.Stat_t) error {
+	if uint64(st.Dev) != d.Dev || st.Ino != d.Ino || !isDir(st) || !ours(st) || birth(fd, st) != d.Birth {
+		return errOther
+	}
+	return nil
+}
+
+// isEmpty reports whether a listing of the directory fd, from where it stands, has no
+// entries but the two that every directory has.
+func isEmpty(fd int) bool {
+	var chunk [1 << 10]byte
+	for {
+		n := 0
+		err := retry(func() (err error) { n, err = unix.ReadDirent(fd, chunk[:]); return })
+		if err != nil || n <= 0 {
+			return err == nil
+		}
+		if _, count, _ := unix.ParseDirent(chunk[:n], -1, nil); count > 0 {
+			return false
+		}
+	}
+}
+
+// find returns the directory that has the name now. A mount point is refused.
+func find(path string) (d Dir, err error) {
+	// For a mount point the system answers EBUSY, also if what is mounted is not empty.
+	err = retry(func() error { return unix.Rmdir(path) })
+	if err == nil {
+		return d, fs.ErrNotExist // and with that the work is done
+	}
+	if err != unix.ENOTEMPTY && err != unix.EEXIST {
+		return d, os.NewSyscallError("rmdir", err)
+	}
+	d.Path = path
+	fd, err := openDir(unix.AT_FDCWD, path, d.become)
+	if err != nil {
+		return d, because("open", err)
 	}
 	unix.Close(fd)
 	return d, nil
@@ -60,16 +119,7 @@ func remove(d Dir, until time.Time) error {
 	}
 	defer unix.Close(at)
 
-	is := func(st *unix.Stat_t) error {
-		if d.Ino == 0 && isDir(st) && ours(st) {
-			d.Dev, d.Ino = uint64(st.Dev), st.Ino // from now on
-		}
-		if uint64(st.Dev) != d.Dev || st.Ino != d.Ino || !isDir(st) || !ours(st) {
-			return errOther
-		}
-		return nil
-	}
-	root, err := openDir(at, name, is)
+	root, err := openDir(at, name, d.is)
 	if err == unix.ENOENT {
 		return nil
 	}
@@ -78,7 +128,7 @@ func remove(d Dir, until time.Time) error {
 	}
 	defer unix.Close(root)
 
-	r := &remover{until: until, root: root, is: is, dev: d.Dev, fresh: fmt.Sprintf("%s%016x-", prefix, rand.Uint64())}
+	r := &remover{until: until, root: root, ino: d.Ino, dev: d.Dev, fresh: fmt.Sprintf("%s%016x-", prefix, rand.Uint64())}
 	r.finish(at, append([]byte(name), 0), root, 0)
 	return r.err()
 }
@@ -88,9 +138,8 @@ type remover struct {
 	until time.Time
 	late  bool // until has come: everything returns
 
-	root int                      // the Dir
-	is   func(*unix.Stat_t) error // nil if that is the Dir
-	dev  uint64
+	root     int // the Dir, which keeps its inode as long as this is open
+	dev, ino uint64
 
 	fresh string // begins the names of what is moved up to the root
 	moved int    // how many that were
@@ -188,8 +237,8 @@ func (r *remover) finish(at int, name []byte, fd, level int) bool {
 func (r *remover) stillThere(at int, name []byte) error {
 	var st unix.Stat_t
 	err := retry(func() error { return unix.Fstatat(at, text(name), &st, unix.AT_SYMLINK_NOFOLLOW) })
-	if err == nil {
-		err = r.is(&st)
+	if err == nil && (uint64(st.Dev) != r.dev || st.Ino != r.ino) {
+		err = errOther
 	}
 	return err
 }
@@ -310,7 +359,7 @@ func (r *remover) subdirectory(at, level int, name []byte) bool {
 }
 
 // sameDevice refuses what is mounted, should the unlinkat before not have told.
-func (r *remover) sameDevice(st *unix.Stat_t) error {
+func (r *remover) sameDevice(_ int, st *unix.Stat_t) error {
 	if uint64(st.Dev) != r.dev {
 		return unix.EXDEV
 	}
@@ -330,7 +379,7 @@ func text(name []byte) string { return string(name[:len(name)-1]) }
 // openDir opens the directory name in at to be listed and changed. One that
 // lacks the right and is ours is given it. ok has seen it before anything is
 // changed. No link is followed.
-func openDir(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
+func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
 	fd, err := open(at, name, dirFlags)
 	if err == unix.EACCES {
 		fd, err = openClosed(at, name, ok)
@@ -340,7 +389,7 @@ func openDir(at int, name string, ok func(*unix.Stat_t) error) (int, error) {
 	}
 	var st unix.Stat_t
 	if err = fstat(fd, &st); err == nil {
-		err = ok(&st)
+		err = ok(fd, &st)
 	}
 	if err != nil {
 		unix.Close(fd)

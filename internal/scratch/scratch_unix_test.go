@@ -40,12 +40,12 @@ func TestMake(t *testing.T) {
 	for _, from := range []string{parent, "", filepath.Base(parent)} {
 		path, err := Name(from, rand.Text())
 		must(t, err)
-		named := Dir{Path: path}
-		if err := named.Check(); err != nil {
-			t.Errorf("Name(%q) returned what Check refuses: %v", from, err)
+		removeNamed := func() error { return RemoveNamed(path, time.Now().Add(tooLong)) }
+		if err := removeNamed(); err != nil {
+			t.Errorf("RemoveNamed of what is not made yet: %v", err)
 		}
-		if err := removed(t, named); err != nil {
-			t.Errorf("Remove of what is not made yet: %v", err)
+		if err := removed(t, Dir{Path: path}); err == nil {
+			t.Error("Remove of what has no identity returned nil")
 		}
 		d, err := Make(path)
 		if err != nil {
@@ -78,12 +78,18 @@ func TestMake(t *testing.T) {
 		d, err = Make(path)
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(d.Path, "x"), nil, 0o600))
-		gone(t, named)
+		must(t, removeNamed())
+		_, err = Make(path)
+		must(t, err)
+		must(t, removeNamed())
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("after RemoveNamed: %v", err)
+		}
 	}
 	if _, err := Make(filepath.Join(parent, "missing", "curfew-1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Make in a directory that is not there: %v", err)
 	}
-	d := Dir{filepath.Join(parent, "missing", "curfew-1"), 1, 1}
+	d := Dir{filepath.Join(parent, "missing", "curfew-1"), 1, 1, 0}
 	if err := removed(t, d); err != nil {
 		t.Errorf("Remove of what was in a directory that is gone: %v", err)
 	}
@@ -141,6 +147,13 @@ func TestRemoveLeavesAnother(t *testing.T) {
 			return nil
 		}},
 		{"another device", func(t *testing.T, d *Dir, canary string) error { d.Dev++; return nil }},
+		{"another time of birth", func(t *testing.T, d *Dir, canary string) error {
+			if d.Birth == 0 {
+				t.Skip("the file system does not know it")
+			}
+			d.Birth--
+			return nil
+		}},
 		{"another inode", func(t *testing.T, d *Dir, canary string) error { d.Ino++; return nil }},
 		{"another user", func(t *testing.T, d *Dir, canary string) error {
 			asRoot(t)
@@ -170,6 +183,56 @@ func TestRemoveLeavesAnother(t *testing.T) {
 	}
 }
 
+// Between mkdir and the look at what was made, the name is given to another.
+func TestMakeTakesNoOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "curfew-1")
+	plant(t, path)
+	if d, err := fresh(path); err != errOther {
+		t.Errorf("%+v, %v; want that it is another", d, err)
+	}
+	must(t, os.RemoveAll(path))
+	must(t, os.Mkdir(path, 0o700))
+	if d, err := fresh(path); err != nil || d.Check() != nil {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+// The name alone leads to a directory of this user, and to nothing else.
+func TestRemoveNamed(t *testing.T) {
+	parent := t.TempDir()
+	canary, path := filepath.Join(parent, "canary"), filepath.Join(parent, "curfew-1")
+	plant(t, canary)
+	remove := func() error { return RemoveNamed(path, time.Now().Add(tooLong)) }
+	for name, give := range map[string]func() error{
+		"link": func() error { return os.Symlink(canary, path) },
+		"file": func() error { return os.WriteFile(path, nil, 0o600) },
+		"directory of another user": func() error {
+			if os.Geteuid() != 0 {
+				return nil
+			}
+			plant(t, path)
+			return os.Chown(path, ordinary, ordinary)
+		},
+	} {
+		must(t, give())
+		before := picture(t, parent)
+		err := remove()
+		if _, there := os.Lstat(path); err == nil && there == nil {
+			t.Errorf("%s: RemoveNamed returned nil", name)
+		}
+		if after := picture(t, parent); after != before {
+			t.Errorf("%s: before:\n%s\nafter:\n%s", name, before, after)
+		}
+		wipe(path)
+		_ = os.Remove(path)
+	}
+	plant(t, path)
+	must(t, remove())
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after RemoveNamed: %v", err)
+	}
+}
+
 // The directory is renamed while it is emptied, and its name given to another.
 func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
 	parent := t.TempDir()
@@ -180,12 +243,7 @@ func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
 	defer unix.Close(root)
 	must(t, os.Rename(d.Path, d.Path+"-was"))
 	must(t, os.Mkdir(d.Path, 0o700))
-	r := &remover{until: time.Now().Add(tooLong), root: root, dev: d.Dev, is: func(st *unix.Stat_t) error {
-		if st.Ino != d.Ino {
-			return errOther
-		}
-		return nil
-	}}
+	r := &remover{until: time.Now().Add(tooLong), root: root, dev: d.Dev, ino: d.Ino}
 	if r.finish(unix.AT_FDCWD, append([]byte(d.Path), 0), root, 0) || !errors.Is(r.err(), errOther) {
 		t.Errorf("%v; want that it is another", r.err())
 	}
@@ -477,7 +535,7 @@ func TestRemoveWhateverTheListingSays(t *testing.T) {
 		must(t, os.Mkdir(filepath.Join(d.Path, "empty"), 0o700))
 		must(t, os.Symlink("full", filepath.Join(d.Path, "link")))
 		must(t, os.WriteFile(filepath.Join(d.Path, "file"), nil, 0o600))
-		root, err := openDir(unix.AT_FDCWD, d.Path, func(*unix.Stat_t) error { return nil })
+		root, err := openDir(unix.AT_FDCWD, d.Path, func(int, *unix.Stat_t) error { return nil })
 		must(t, err)
 		r := &remover{until: time.Now().Add(tooLong), root: root, dev: d.Dev}
 		for _, name := range []string{"link", "file", "empty", "full"} {
@@ -518,7 +576,7 @@ func TestDescriptorsAreClosedOnExec(t *testing.T) {
 	}
 	d := makeIn(t, t.TempDir())
 	must(t, os.Mkdir(filepath.Join(d.Path, "closed"), 0))
-	any := func(*unix.Stat_t) error { return nil }
+	any := func(int, *unix.Stat_t) error { return nil }
 	for _, opened := range []func() (int, error){
 		func() (int, error) { return open(unix.AT_FDCWD, d.Path, parentFlags) },
 		func() (int, error) { return openDir(unix.AT_FDCWD, d.Path, any) },
@@ -698,9 +756,12 @@ func picture(t *testing.T, dir string) string {
 
 func identify(t *testing.T, path string) Dir {
 	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
 	var st unix.Stat_t
-	must(t, unix.Lstat(path, &st))
-	return Dir{path, uint64(st.Dev), st.Ino}
+	must(t, unix.Fstat(fd, &st))
+	return Dir{path, uint64(st.Dev), st.Ino, birth(fd, &st)}
 }
 
 func resolve(t *testing.T, path string) string {

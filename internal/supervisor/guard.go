@@ -45,7 +45,7 @@ func (g *Guard) spawn() (*Helper, error) {
 	stderr, drop := h.keepWords(null)
 	defer drop()
 	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
-	if err := g.tellWith(&message{Spawn: &struct{}{}}, []int{pair[1], caller, stderr}); err != nil {
+	if err := g.tellWith(&message{Spawn: &spawnMessage{h.id}}, []int{pair[1], caller, stderr}); err != nil {
 		_ = h.conn.Close()
 		h.words.close()
 		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
@@ -53,12 +53,12 @@ func (g *Guard) spawn() (*Helper, error) {
 	return h, nil
 }
 
-// Watch has the guard know what there is to do for the invocation that h is about
-// to take, should h die. A guard that cannot be told is lost: then the caller has
-// to see to it, or who recovers its journal.
-func (h *Helper) Watch(d Duties) {
+// Watch tells the guard what is left to do, should h die, for the invocation that h is
+// about to take; nil when that is over. If the message cannot be sent the guard is lost:
+// then the caller does what is left, or Recover.
+func (h *Helper) Watch(d *Duties) {
 	if h.guard != nil {
-		_ = h.guard.tell(&message{Watch: &Watch{PID: h.pid, Duties: d}})
+		_ = h.guard.tell(&message{Watch: &Watch{ID: h.id, Duties: d}})
 	}
 }
 
@@ -85,7 +85,7 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 	}
 	answer := newHelper(h.exe, pair[0])
 	defer answer.Close(0) // with what came with the answer
-	err = h.guard.tellWith(&message{Lost: &lostMessage{PID: h.pid}}, []int{pair[1]})
+	err = h.guard.tellWith(&message{Lost: &lostMessage{h.id}}, []int{pair[1]})
 	unix.Close(pair[1])
 	if err != nil {
 		return nil, errGuardLost

@@ -31,14 +31,14 @@ type warden struct {
 	spawns     []spawnOrder // waiting; the first one is being carried out
 	starting   bool
 	killer     killer
-	peeling    bool // there is a child that is no supervisor
-	fallen     []int
-	swept      []*sweptWard // what is known of supervisors that are gone
+	peeling    bool          // there is a child that is no supervisor
+	fallen     []*supervised // that have died, until nothing is left of what they held
 	questions  []question
-	asleep     map[int]int     // how often a supervisor was found suspended
-	dead       map[int]bool    // supervisors that have died and are still in somebody's hold, who traces them
-	duties     map[int]*Duties // of supervisors, should they die
 	errands    errands
+
+	supervisors map[string]*supervised // by id
+	living      map[int]*supervised    // by pid: those that are not reaped
+	swept       []*supervised          // of which nothing is left, in the order of their end
 
 	// What can hang, and does not happen here: nil where it is not done at all.
 	remove   func(*TempDir) error
@@ -51,24 +51,37 @@ type warden struct {
 // wardTree is what a guard asks of a proctree.Tree.
 type wardTree interface {
 	tree
-	EndWardGroup(pid int)
+	EndWardGroup(name string)
 	OnlyWards() bool
-	IsWard(pid int) bool
-	Wards() []int
 	WardDied(pid int) bool
 	Suspended() []int
 	ResumeWard(pid int)
 	EndWard(pid int)
 }
 
-type spawnOrder struct{ socket, caller, stderr int }
+type spawnOrder struct {
+	supervisor             *supervised
+	socket, caller, stderr int
+}
 
-type question struct{ pid, socket int }
+type question struct {
+	supervisor *supervised
+	socket     int
+}
 
-type sweptWard struct {
-	pid    int
+// supervised is what the guard knows of one supervisor. The id, which the caller has
+// chosen, stands for that one and never for another. Its pid does only until it is
+// reaped: something of its tree can be there for longer.
+type supervised struct {
+	id     string
+	pid    int    // 0 before its start
+	group  string // the name of its cgroup
+	asleep int    // how often it was found suspended
+	dead   bool   // it has died; somebody who traces it can keep it from being reaped
+	swept  bool   // nothing is left of what it held
+	busy   int    // with how much of what it had left to do
+	duties *Duties
 	report Swept
-	busy   bool // with what is to be done when nothing is left
 }
 
 // keepSwept is for how many supervisors it is remembered what their end left to
@@ -77,8 +90,8 @@ const keepSwept = 256
 
 func serveGuard() {
 	err := settle()
-	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(), asleep: map[int]int{}, dead: map[int]bool{},
-		duties: map[int]*Duties{}, remove: (*TempDir).removal}
+	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
+		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: (*TempDir).removal}
 	dir := ""
 	if err == nil {
 		dir, _, err = holdState()
@@ -182,18 +195,26 @@ const lookSoon = 10 * time.Millisecond
 // seeDead finds supervisors that have died without our being told. Who traces one
 // keeps it as a zombie; what it had held has fallen to us all the same.
 func (g *warden) seeDead() {
-	var pids []int
+	look := func(s *supervised) {
+		if !s.dead && g.living[s.pid] == s && g.tree.WardDied(s.pid) {
+			g.died(s)
+		}
+	}
 	if g.callerGone {
-		pids = g.tree.Wards()
+		for _, s := range g.living {
+			look(s)
+		}
 	}
 	for _, q := range g.questions {
-		pids = append(pids, q.pid)
+		look(q.supervisor)
 	}
-	for _, pid := range pids {
-		if !g.dead[pid] && g.tree.WardDied(pid) {
-			g.dead[pid] = true
-			g.fallen = append(g.fallen, pid)
-		}
+}
+
+// died notes that a supervisor has died, so that what it held falls to us.
+func (g *warden) died(s *supervised) {
+	if !s.dead {
+		s.dead = true
+		g.fallen = append(g.fallen, s)
 	}
 }
 
@@ -201,8 +222,11 @@ func (g *warden) seeDead() {
 // do not stay awake; their trees fall to us.
 func (g *warden) wakeWards() {
 	for _, pid := range g.tree.Suspended() {
-		g.asleep[pid]++
-		if g.asleep[pid] > suspendedFor {
+		s := g.living[pid]
+		if s == nil {
+			continue // it has ended
+		}
+		if s.asleep++; s.asleep > suspendedFor {
 			g.tree.EndWard(pid)
 		} else {
 			g.tree.ResumeWard(pid)
@@ -216,17 +240,22 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		g.starting = false
 		order := g.spawns[0]
 		g.spawns = g.spawns[1:]
+		s := order.supervisor
 		if ev.StartErr != nil {
 			_ = sendOn(order.socket, failed(ev.StartErr), nil)
+			s.dead, s.swept = true, true
+			delete(g.supervisors, s.id)
+		} else {
+			s.pid, s.group = ev.Ward, proctree.GroupName(ev.Ward, s.id)
+			g.living[s.pid] = s
 		}
 		closeAll([]int{order.socket, order.caller, order.stderr})
 	}
 	for _, pid := range ev.Wards {
-		g.tree.EndWardGroup(pid)
-		if !g.dead[pid] { // else it was seen to before
-			g.fallen = append(g.fallen, pid)
-		}
-		delete(g.dead, pid)
+		s := g.living[pid]
+		delete(g.living, pid)
+		g.tree.EndWardGroup(s.group)
+		g.died(s)
 	}
 	return ev.Empty
 }
@@ -237,47 +266,39 @@ func (g *warden) settleUp() {
 	if len(g.fallen) > 0 {
 		var report Swept
 		report.Ended, report.EndedMore = g.tree.Ended()
-		for _, pid := range g.fallen {
-			g.tree.EndWardGroup(pid) // now that it can be removed
-			s := &sweptWard{pid: pid, report: report}
+		for _, s := range g.fallen {
+			g.tree.EndWardGroup(s.group) // now that it can be removed
+			s.report, s.swept = report, true
 			g.swept = append(g.swept, s)
-			if d := g.duties[pid]; d != nil {
-				delete(g.duties, pid)
-				g.carryOut(d, s)
-			}
+			g.carryOut(s)
 		}
 		g.fallen = nil
 		g.tree.Forget()
-		if more := len(g.swept) - keepSwept; more > 0 {
-			g.swept = slices.Delete(g.swept, 0, more)
+		for len(g.swept) > keepSwept {
+			delete(g.supervisors, g.swept[0].id)
+			g.swept = g.swept[1:]
 		}
 	}
 	g.questions = slices.DeleteFunc(g.questions, func(q question) bool {
-		if g.tree.IsWard(q.pid) && !g.dead[q.pid] {
+		if s := q.supervisor; !s.swept || s.busy > 0 {
 			return false
 		}
-		var report Swept
-		for _, s := range g.swept {
-			if s.pid != q.pid {
-				continue
-			}
-			if s.busy {
-				return false
-			}
-			report = s.report // the last one, should the number have come again
-		}
-		_ = sendOn(q.socket, &message{Swept: &report}, nil) // who does not listen need not know
+		_ = sendOn(q.socket, &message{Swept: &q.supervisor.report}, nil) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
 	})
 }
 
-// carryOut does what the supervisor of s has left to do.
-func (g *warden) carryOut(d *Duties, s *sweptWard) {
-	s.busy = true
+// carryOut does what a supervisor, of which nothing else is left, has left to do.
+func (g *warden) carryOut(s *supervised) {
+	d := s.duties
+	if s.duties = nil; d == nil {
+		return
+	}
+	s.busy++
 	write := func() {
 		if !d.Journal || g.writeEnd == nil {
-			s.busy = false
+			s.busy--
 			return
 		}
 		report := &Done{Cleanup: s.report.Cleanup()}
@@ -285,7 +306,7 @@ func (g *warden) carryOut(d *Duties, s *sweptWard) {
 			if err != nil {
 				s.report.Journal = err.Error()
 			}
-			s.busy = false
+			s.busy--
 		})
 	}
 	if d.TempDir == nil || g.remove == nil {
@@ -308,7 +329,7 @@ func (g *warden) spawnNext() {
 	order := g.spawns[0]
 	g.starting = true
 	g.tree.Start(&proctree.Spec{
-		Path: g.exe, Argv: []string{helperName, g.callerPID, g.exe}, Env: g.env, Dir: g.root,
+		Path: g.exe, Argv: []string{helperName, g.callerPID, g.exe}, Env: append(slices.Clip(g.env), idVar+"="+order.supervisor.id), Dir: g.root,
 		Files: []int{g.null, g.null, order.stderr, order.socket, order.caller}, Ward: true,
 	})
 }
@@ -336,20 +357,37 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 			closeAll(files)
 			return fmt.Errorf("%w: a supervisor without a socket", errProtocol)
 		}
-		g.spawns = append(g.spawns, spawnOrder{files[0], files[1], files[2]})
+		id := m.Spawn.ID
+		if !validID(id) || g.supervisors[id] != nil {
+			closeAll(files)
+			return fmt.Errorf("%w: a supervisor with the id %.20q", errProtocol, id)
+		}
+		s := &supervised{id: id}
+		g.supervisors[id] = s
+		g.spawns = append(g.spawns, spawnOrder{s, files[0], files[1], files[2]})
 	case m.Watch != nil:
-		if err := m.Watch.TempDir.check(); err != nil {
-			return err
+		if m.Watch.Duties != nil {
+			if err := m.Watch.Duties.TempDir.check(); err != nil {
+				return err
+			}
+		}
+		s := g.supervisors[m.Watch.ID]
+		if s == nil {
+			return nil // it is long gone, which the caller has yet to find out
 		}
 		if len(g.errands.all) > keepSwept {
 			return fmt.Errorf("%w: more than %d supervisors that are not there", errProtocol, keepSwept)
 		}
-		g.duties[m.Watch.PID] = &m.Watch.Duties
-		if !g.tree.IsWard(m.Watch.PID) {
-			g.fallen = append(g.fallen, m.Watch.PID) // it has died meanwhile
+		s.duties = m.Watch.Duties
+		if s.swept {
+			g.carryOut(s) // it has died meanwhile
 		}
 	case m.Lost != nil:
-		g.questions = append(g.questions, question{m.Lost.PID, files[0]})
+		s := g.supervisors[m.Lost.ID]
+		if s == nil {
+			s = &supervised{swept: true} // long ago, or there was none
+		}
+		g.questions = append(g.questions, question{s, files[0]})
 	default:
 		closeAll(files)
 		return fmt.Errorf("%w: a message that is not for the guard", errProtocol)

@@ -595,3 +595,41 @@ func suspendsRole(args []string) error {
 	}
 	return err
 }
+
+// What the guard hears of a supervisor before it has seen that this is started is no
+// sign that it has died.
+func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
+	t.Parallel()
+	pair, err := socketpair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null := nullDescriptor()
+	defer unix.Close(null)
+	tree := newStubTree(t, polite)
+	tree.gone = func() bool { return false }
+	done := func(*TempDir) error { t.Error("the duties are carried out"); return nil }
+	g := &warden{tree: tree, null: null, root: null, supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: done}
+	if err := g.handle(&message{Spawn: &spawnMessage{"1"}}, nil, []int{pair[1], nullDescriptor(), nullDescriptor()}); err != nil {
+		t.Fatal(err)
+	}
+	g.spawnNext()
+	watch := Watch{ID: "1", Duties: &Duties{TempDir: &TempDir{Path: []byte("/tmp/curfew-1"), Ino: 1}}}
+	if err := g.handle(&message{Watch: &watch}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	g.news(tree.Collect(false))
+	g.settleUp()
+	if s := g.supervisors["1"]; s.dead || s.pid == 0 || s.duties == nil || g.errands.left() {
+		t.Errorf("got %+v", s)
+	}
+	// Without an identity nothing is ever to be removed.
+	watch.Duties.TempDir.Ino = 0
+	if err := g.handle(&message{Watch: &watch}, nil, nil); !errors.Is(err, errProtocol) {
+		t.Errorf("a directory that is known by its name alone: %v", err)
+	}
+	// The id is not given twice.
+	if err := g.handle(&message{Spawn: &spawnMessage{"1"}}, nil, []int{pair[0]}); !errors.Is(err, errProtocol) {
+		t.Errorf("an id that is used again: %v", err)
+	}
+}

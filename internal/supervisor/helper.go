@@ -42,6 +42,7 @@ type Helper struct {
 	words *startWords      // nil: not kept
 	guard *Guard           // its parent; nil if we are
 
+	id      string // stands for it and for no other, whatever becomes of its pid
 	exe     string // what was executed
 	state   State
 	cgroup  string // the content of its /proc/PID/cgroup, when it was started
@@ -65,6 +66,9 @@ var errRefused = errors.New("supervisor: cannot start a helper")
 // frozenVar has the directory in which a supervisor notes whom it suspends, where scans
 // hold the trees: any later one of this user ends what was left suspended.
 const frozenVar = "CURFEW_HELPER_FROZEN"
+
+// idVar has the id of a supervisor, which is in the name of its cgroup.
+const idVar = "CURFEW_HELPER_ID"
 
 // environment is what a helper gets of ours: what the loader and the Go runtime look
 // at, and HOME and PATH, which init functions of the program can need. The collector
@@ -131,12 +135,16 @@ func start(name, exe string, journal []string) (*Helper, error) {
 	stderr, drop := h.keepWords(null)
 	defer drop()
 	h.cgroup, h.noFile = ownCgroup(), noFileLimit()
+	env := append(environment(), journal...)
+	if name == helperName {
+		env = append(env, idVar+"="+h.id) // a guard's supervisors have ids of their own
+	}
 	if errno := fault.At(fault.ForkExec); errno != 0 {
 		err = errno
 	} else {
 		h.child, err = syscall.ForkExec(exe, []string{name, strconv.Itoa(unix.Getpid()), exe}, &syscall.ProcAttr{
 			Dir:   "/",
-			Env:   append(environment(), journal...),
+			Env:   env,
 			Files: []uintptr{uintptr(null), uintptr(null), uintptr(stderr), uintptr(pair[1]), uintptr(caller)},
 			Sys:   helperAttr(h),
 		})
@@ -159,7 +167,7 @@ func socketpair() ([2]int, error) {
 
 func newHelper(exe string, socket int) *Helper {
 	_ = unix.SetNonblock(socket, true) // it is a socket: this cannot fail
-	return &Helper{exe: exe, pidfd: -1, ready: true, conn: os.NewFile(uintptr(socket), "curfew control socket")}
+	return &Helper{id: newID(), exe: exe, pidfd: -1, ready: true, conn: os.NewFile(uintptr(socket), "curfew control socket")}
 }
 
 // nullDescriptor opens something that gives and takes nothing.
@@ -530,6 +538,9 @@ func writeSome(raw syscall.RawConn, frame []byte, fds []int) (_ []byte, _ []int,
 
 // PID returns the helper's process id, for the record.
 func (h *Helper) PID() int { return h.pid }
+
+// Group returns the name of the cgroup that the helper has for its tree, if it has one.
+func (h *Helper) Group() string { return groupName(h.pid, h.id) }
 
 // Cgroup returns the content of its /proc/PID/cgroup, when it was started.
 func (h *Helper) Cgroup() string { return h.cgroup }

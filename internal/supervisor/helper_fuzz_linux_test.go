@@ -95,7 +95,7 @@ func speak(s *script) (all []speech) {
 		case saySwept:
 			word(&message{Swept: &Swept{Ended: []outcome.Ended{{LastSignal: pick(s, oddSignals)}}, EndedMore: pick(s, oddCounts)}})
 		case sayForeign:
-			word(pick(s, []*message{{Run: &runMessage{}}, {Stop: &StopRequest{}}, {Spawn: &struct{}{}}, {Lost: &lostMessage{}}, {Signal: &signalMessage{}},
+			word(pick(s, []*message{{Run: &runMessage{}}, {Stop: &StopRequest{}}, {Spawn: &spawnMessage{"5"}}, {Lost: &lostMessage{}}, {Signal: &signalMessage{}},
 				{Run: &runMessage{Settings: Settings{Numbers: make([]int, 400)}}}}))
 		case sayJSON:
 			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"Code":1e3}}`, `{"hello":{"version":1,"state":["a","b"]}}`,

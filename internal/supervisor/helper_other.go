@@ -36,9 +36,10 @@ func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outco
 	return nil, nil
 }
 
-func (h *Helper) Watch(Duties)        {}
+func (h *Helper) Watch(*Duties)       {}
 func (h *Helper) PID() int            { return 0 }
 func (h *Helper) Cgroup() string      { return "" }
+func (h *Helper) Group() string       { return "" }
 func (h *Helper) Gone(time.Time) bool { return false }
 
 func (h *Helper) Suspended() bool { return false }
@@ -48,7 +49,7 @@ func (h *Helper) Pending() bool { return false }
 func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
 
 // Sweep ends what carries the mark of an invocation that is lost.
-func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return nil, nil
 }
 

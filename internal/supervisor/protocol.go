@@ -11,6 +11,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 
 // protocolVersion is the first thing either side says. An installed curfew that
 // serves as helper (Options.Supervisor) may be of another version.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // A message is a header of 8 bytes (the lengths of the two parts, big endian),
 // a JSON part and a raw part. The raw part carries what need not be UTF-8.
@@ -41,9 +43,9 @@ type message struct {
 	Drain  *drainMessage  `json:"drain,omitempty"`
 
 	// To the guard.
-	Spawn *struct{}    `json:"spawn,omitempty"`
-	Lost  *lostMessage `json:"lost,omitempty"`
-	Watch *Watch       `json:"watch,omitempty"`
+	Spawn *spawnMessage `json:"spawn,omitempty"`
+	Lost  *lostMessage  `json:"lost,omitempty"`
+	Watch *Watch        `json:"watch,omitempty"`
 
 	// From the guard, on a socket of its own for each question.
 	Swept *Swept `json:"swept,omitempty"`
@@ -93,11 +95,28 @@ type drainMessage struct {
 // maxDrains bounds them: stdout and stderr.
 const maxDrains = 2
 
+// spawnMessage asks the guard to start a supervisor. ID stands for that supervisor from
+// then on; it is never used for another one, as its pid can be.
+type spawnMessage struct {
+	ID string `json:"id"`
+}
+
+// validID reports whether id can be that of a supervisor. It becomes a part of a name.
+func validID(id string) bool {
+	const longest = 64
+	return id != "" && len(id) <= longest && strings.IndexFunc(id, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'a' || r > 'z')
+	}) < 0
+}
+
+// newID returns an id that no other supervisor has, had or will have.
+func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+
 // lostMessage asks the guard about a supervisor that is lost. With it comes the
 // socket for the answer, which the guard gives when nothing of what that
 // supervisor held is left.
 type lostMessage struct {
-	PID int `json:"pid"`
+	ID string `json:"id"`
 }
 
 // Swept says that nothing is left of what a lost supervisor held, and what had
@@ -109,11 +128,12 @@ type Swept struct {
 	Journal   string            `json:"journal,omitempty"` // why the end is not written
 }
 
-// Watch tells the guard what there is to do, should the supervisor PID die before
-// it has done that itself. It replaces what was told of that supervisor before.
+// Watch tells the guard what is left to do, should the supervisor ID die before it has
+// done that itself. It replaces what the guard knew of that supervisor; without Duties
+// the invocation is over.
 type Watch struct {
-	PID int `json:"pid"`
-	Duties
+	ID     string  `json:"id"`
+	Duties *Duties `json:"duties,omitempty"`
 }
 
 // Duties are what has to be done when nothing is left of an invocation.
@@ -126,17 +146,25 @@ type Duties struct {
 	Journal bool `json:"journal,omitempty"`
 }
 
-// TempDir names the temporary directory of an invocation.
+// TempDir is the temporary directory of an invocation, as a scratch.Dir.
 type TempDir struct {
-	Path []byte `json:"path"` // need not be UTF-8
-	Dev  uint64 `json:"dev"`
-	Ino  uint64 `json:"ino"`
+	Path  []byte `json:"path"` // need not be UTF-8
+	Dev   uint64 `json:"dev"`
+	Ino   uint64 `json:"ino"`
+	Birth int64  `json:"birth,omitempty"`
 }
 
-// Dir returns what removes it.
-func (d *TempDir) Dir() scratch.Dir { return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino} }
+// NewTempDir returns d as it is sent to helpers.
+func NewTempDir(d scratch.Dir) *TempDir {
+	return &TempDir{Path: []byte(d.Path), Dev: d.Dev, Ino: d.Ino, Birth: d.Birth}
+}
 
-// check refuses what we have not made: it would be removed.
+// Dir returns the directory as package scratch removes it.
+func (d *TempDir) Dir() scratch.Dir {
+	return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino, Birth: d.Birth}
+}
+
+// check refuses a directory that is not known by its identity: it would be removed.
 func (d *TempDir) check() error {
 	if d == nil {
 		return nil

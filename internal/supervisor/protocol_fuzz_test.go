@@ -69,7 +69,7 @@ func naiveInbox(b []byte, files []int) (all heard) {
 func FuzzInbox(f *testing.F) {
 	run := frame(f, &message{Run: &runMessage{Settings: Settings{Signal: 15, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
 	stop := frame(f, &message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
-	spawn := frame(f, &message{Spawn: &struct{}{}}, nil)
+	spawn := frame(f, &message{Spawn: &spawnMessage{"5"}}, nil)
 	hello := frame(f, &message{Hello: &helloMessage{Version: 1, Pidfd: true}}, []byte("raw"))
 	text := func(s string) []byte {
 		return append(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(len(s))), 0), s...)

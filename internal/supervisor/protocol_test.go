@@ -166,8 +166,8 @@ func TestTakeRunRefuses(t *testing.T) {
 // stream went on.
 func TestInboxMissesFiles(t *testing.T) {
 	for name, m := range map[string]*message{
-		"spawn": {Spawn: &struct{}{}},
-		"lost":  {Lost: &lostMessage{PID: 5}},
+		"spawn": {Spawn: &spawnMessage{"5"}},
+		"lost":  {Lost: &lostMessage{ID: "5"}},
 		"run":   {Run: &runMessage{Settings: Settings{Numbers: []int{0, 1}}}},
 	} {
 		in := inbox{}

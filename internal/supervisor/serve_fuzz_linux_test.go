@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -214,8 +213,7 @@ func (s *stubTree) Ended() ([]outcome.Ended, int) {
 	return []outcome.Ended{{Process: outcome.Process{PID: 4712}, LastSignal: 9}}, 0
 }
 
-func (s *stubTree) OnlyWards() bool     { return !s.starting && s.orphans == 0 }
-func (s *stubTree) IsWard(pid int) bool { return s.wards[pid] }
+func (s *stubTree) OnlyWards() bool { return !s.starting && s.orphans == 0 }
 func (s *stubTree) Suspended() (list []int) {
 	for pid := range s.wards {
 		list = append(list, pid)
@@ -225,8 +223,7 @@ func (s *stubTree) Suspended() (list []int) {
 func (s *stubTree) MakeGroup() bool              { return true }
 func (s *stubTree) CloseGroup()                  {}
 func (s *stubTree) GroupLeft(time.Duration) bool { return false }
-func (s *stubTree) EndWardGroup(int)             {}
-func (s *stubTree) Wards() []int                 { return slices.Collect(maps.Keys(s.wards)) }
+func (s *stubTree) EndWardGroup(string)          {}
 func (s *stubTree) WardDied(int) bool            { return false }
 func (s *stubTree) Next() time.Time              { return time.Time{} }
 func (s *stubTree) Suspects() []outcome.Process  { return nil }
@@ -271,9 +268,10 @@ var (
 	oddIDs       = []string{"test", "", "other", "\xff", strings.Repeat("x", 4096)}
 	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", maxJSON/8))}
 	// None of them is there, since a real helper would remove it.
-	oddDirs  = []*TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
-	oddWords = []int{0, 1, 2, 3, -1, math.MaxInt64}
-	oddJSON  = []string{
+	oddSupervisors = []string{"s1", "s2", "s3", "", "s77", "../s1"}
+	oddDirs        = []*TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
+	oddWords       = []int{0, 1, 2, 3, -1, math.MaxInt64}
+	oddJSON        = []string{
 		"{}", "null", "[]", `{"run":{}}`, `{"run":null}`, `{"stop":{}}`, `{"stop":[]}`, `{"stop":{"signal":-1}}`, `{"stop":{"signal":1e2}}`,
 		`{"stop":{"id":"test","cause":7}}`, `{"run":{"numbers":{"0":1}}}`, `{"run":{"numbers":[1e400]}}`, `{"run":{"args":99999999999999999999}}`,
 		`{"stop":{"id":"test"},"stop":{"id":"test","kill":true}}`, `{"STOP":{"ID":"test"}}`, `{"stop":{"id":"test"}}{"stop":{"id":"test"}}`,
@@ -309,12 +307,13 @@ type hostile struct {
 	w    int // what is sent as a descriptor, always
 	tree *stubTree
 
-	files int
-	last  []byte
-	fds   int   // descriptors sent with the last frame
-	asks  []int // our ends of the sockets for answers
-	wards []int // and of those of supervisors
-	full  bool
+	files   int
+	last    []byte
+	fds     int   // descriptors sent with the last frame
+	asks    []int // our ends of the sockets for answers
+	wards   []int // and of those of supervisors
+	spawned int
+	full    bool
 	// patience is how long the helper may leave a full socket alone, in ms.
 	patience int
 }
@@ -350,6 +349,12 @@ func (h *hostile) send(b []byte, files []int) {
 		}
 		b, files = b[n:], files[len(some):]
 	}
+}
+
+// newSupervisor returns an id that was not used before, but for the fourth.
+func (h *hostile) newSupervisor() string {
+	h.spawned++
+	return fmt.Sprint("s", h.spawned-h.spawned/4)
 }
 
 func (h *hostile) socket() (ours, theirs int) {
@@ -452,7 +457,7 @@ func (h *hostile) play(s *script) {
 			b := binary.BigEndian.AppendUint32(nil, pick(s, oddSizes))
 			h.send(binary.BigEndian.AppendUint32(b, pick(s, oddSizes)), nil)
 		case doSpawn:
-			b, _ := encode(&message{Spawn: &struct{}{}}, nil)
+			b, _ := encode(&message{Spawn: &spawnMessage{h.newSupervisor()}}, nil)
 			// With what is no socket, which is not for a real guard: should it take
 			// that, it would start this test program with all its tests.
 			if s.byte()%4 == 3 && h.tree != nil {
@@ -466,13 +471,13 @@ func (h *hostile) play(s *script) {
 		case doLost:
 			ours, theirs := h.socket()
 			h.asks = append(h.asks, ours)
-			b, _ := encode(&message{Lost: &lostMessage{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64})}}, nil)
+			b, _ := encode(&message{Lost: &lostMessage{ID: pick(s, oddSupervisors)}}, nil)
 			h.send(b, []int{theirs})
 			unix.Close(theirs)
 		case doWatch:
-			w := Watch{PID: pick(s, []int{1001, 1002, 1, 0, -1, math.MaxInt64}), Duties: Duties{ID: pick(s, oddIDs), Journal: s.byte()%2 == 0}}
+			w := Watch{ID: pick(s, oddSupervisors), Duties: &Duties{ID: pick(s, oddIDs), Journal: s.byte()%2 == 0}}
 			if s.byte()%2 == 0 {
-				w.TempDir = pick(s, oddDirs)
+				w.Duties.TempDir = pick(s, oddDirs)
 			}
 			h.say(&message{Watch: &w}, nil)
 		case doFiles:
@@ -870,12 +875,12 @@ func FuzzGuard(f *testing.F) {
 		tree.gone = func() bool { return false } // what was ordered is still carried out
 		var g *warden
 		said, whole, asks := feed(t, tree, func(control int) loop {
-			g = &warden{tree: tree, control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1", asleep: map[int]int{},
-				duties: map[int]*Duties{}, remove: removed(t), writeEnd: written}
+			g = &warden{tree: tree, control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1",
+				supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removed(t), writeEnd: written}
 			return loop{g.step, func() bool { return g.callerGone }, &g.in, func(t *testing.T) {
 				checkInbox(t, &g.in, len(g.buf))
-				if len(g.swept) > keepSwept {
-					t.Errorf("%d supervisors that are gone are remembered", len(g.swept))
+				if len(g.swept) > keepSwept || len(g.supervisors) != len(g.swept)+len(g.living)+len(g.fallen)+len(g.spawns) {
+					t.Errorf("%d supervisors are remembered: %d that are gone, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.living), len(g.fallen), len(g.spawns))
 				}
 			}}
 		}, input)

@@ -182,7 +182,7 @@ func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outco
 
 // Sweep ends what is left of an invocation whose caller and helpers are all lost. See
 // proctree.Sweep.
-func Sweep(mark, _ string, _ int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func Sweep(mark, _, _ string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return proctree.Sweep(mark, markPrefix, 0, since, until)
 }
 
@@ -230,6 +230,8 @@ var errUnread = errors.New("supervisor: the state of this process cannot be read
 func readState(int) (State, error) { return State{}, errUnread }
 
 func ownCgroup() string { return "" }
+
+func groupName(int, string) string { return "" }
 
 // noFileLimit is our own soft RLIMIT_NOFILE.
 func noFileLimit() uint64 {

@@ -33,7 +33,7 @@ func openTree() (tree, error) {
 	if tracking() {
 		return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
 	}
-	return proctree.Open()
+	return proctree.Open(os.Getenv(idVar))
 }
 
 // raisePriority is for the thread that reaps, after the state of forking was read, the
@@ -264,16 +264,18 @@ func (h *Helper) Sweep(mark string, _ int, since, until time.Time) ([]outcome.En
 		h.guard.awaitEnd(ended)
 	}
 	if h.pid != 0 {
-		proctree.EndGroup(h.pid, until)
+		proctree.EndGroup(h.Group(), until)
 	}
-	return proctree.Sweep(mark, h.cgroup, h.pid, since, until)
+	return proctree.Sweep(mark, h.cgroup, h.Group(), since, until)
 }
 
 // Sweep ends what carries the mark of an invocation whose caller and helpers are
-// all lost; holder was its supervisor. See proctree.Sweep.
-func Sweep(mark, cgroup string, holder int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(mark, cgroup, holder, since, until)
+// all lost; group is what Helper.Group returned. See proctree.Sweep.
+func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+	return proctree.Sweep(mark, cgroup, group, since, until)
 }
+
+func groupName(pid int, id string) string { return proctree.GroupName(pid, id) }
 
 // processName is argv[0] as the kernel has it: os.Args can have been changed by
 // an init function that ran before.
