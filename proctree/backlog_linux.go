@@ -29,9 +29,11 @@ import (
 // backlog says who reaps. The zero value: this process does.
 type backlog struct {
 	kernelReaps bool // SIGCHLD is ignored
-	used        bool // it was, since the leader was started
+	used        bool // it was, and it was not looked since who has vanished
 	killing     bool // it was, in this kill phase
 	until       time.Time
+	passes      int       // of this kill phase, since before
+	before      int       // how many children there were then
 	next        time.Time // when to look again: nothing reports a death meanwhile
 	children    uint64    // which ones there were at the last look
 
@@ -57,13 +59,15 @@ const (
 // In a kill phase zombies are kept at first: they hold their places under a task
 // limit, and a bomb cannot take them. Chains of processes that start one successor
 // and exit are the opposite. More than keptFirst children are taken for such chains,
-// and the kernel reaps for killReaping, in which chains end. If that did not end the
-// tree it may be a bomb at a high limit after all, and zombies are kept again, up to
-// keptAtMost of them: the pids belong to the whole machine.
+// and the kernel reaps for killReaping and killPasses, and again as long as that
+// halves the children. If it does not, it may be a bomb at a high limit after all, and
+// zombies are kept again, up to keptAtMost of them: the pids belong to the whole
+// machine.
 const (
 	keptFirst   = 2500
 	keptAtMost  = 12000
 	killReaping = 300 * time.Millisecond
+	killPasses  = 16
 )
 
 // letKernelReap makes the kernel reap what dies from now on, for the time d.
@@ -87,7 +91,7 @@ func (t *Tree) reapAgain() {
 // behind is called when there was more to reap than is reaped at once.
 func (t *Tree) behind(ev *Event) {
 	b := &t.backlog
-	if b.kernelReaps || len(t.wards) > 0 || t.leader != 0 && !t.keepsExits(ev) {
+	if b.kernelReaps || !t.seesWards() || t.leader != 0 && !t.keepsExits(ev) {
 		return
 	}
 	t.letKernelReap(quiet)
@@ -119,18 +123,22 @@ func (t *Tree) caughtUp() bool {
 // whileKilling decides in a kill phase who reaps, given the number of children.
 func (t *Tree) whileKilling(children int) {
 	b := &t.backlog
+	b.passes++
+	begin := false
 	switch {
 	case b.kernelReaps && !b.killing:
-		t.letKernelReap(killReaping)
-		b.killing = true
+		begin = true
+	case b.kernelReaps && (b.passes < killPasses || time.Now().Before(b.until)):
+	case b.kernelReaps && children > b.before/2:
+		t.reapAgain()
 	case b.kernelReaps:
-		if !time.Now().Before(b.until) {
-			t.reapAgain()
-		}
-	case len(t.wards) > 0: // their exits have to be seen
-	case children > keptAtMost, children > keptFirst && !b.killing:
+		begin = true
+	default:
+		begin = (children > keptAtMost || children > keptFirst && !b.killing) && t.seesWards()
+	}
+	if begin {
 		t.letKernelReap(killReaping)
-		b.killing = true
+		b.killing, b.passes, b.before = true, 0, children
 	}
 }
 
@@ -173,12 +181,37 @@ func keptExit(pidfd int) (syscall.WaitStatus, bool) {
 	return syscall.WaitStatus(info.Exit_code), err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
 }
 
-// seeLeader notes the exit of a leader that the kernel has reaped.
-func (t *Tree) seeLeader(ev *Event) {
-	if !t.backlog.used || t.leader == 0 || t.leaderFD < 0 {
+// seesWards reports whether the exits of all wards can be seen although the kernel
+// reaps.
+func (t *Tree) seesWards() bool {
+	for _, fd := range t.wards {
+		if fd < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// seeVanished notes the exits of the leader and of wards that the kernel has reaped.
+func (t *Tree) seeVanished(ev *Event) {
+	if !t.backlog.used {
 		return
 	}
-	if _, errno := waitFor(unix.P_PIDFD, t.leaderFD, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT); errno != unix.ECHILD {
+	// What the kernel has begun to reap counts as reaped here.
+	t.backlog.used = t.backlog.kernelReaps
+	vanished := func(pidfd int) bool {
+		if pidfd < 0 {
+			return false
+		}
+		_, errno := waitFor(unix.P_PIDFD, pidfd, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
+		return errno == unix.ECHILD
+	}
+	for pid, fd := range t.wards {
+		if vanished(fd) {
+			t.wardGone(pid, ev)
+		}
+	}
+	if t.leader == 0 || !vanished(t.leaderFD) {
 		return
 	}
 	t.leader = 0

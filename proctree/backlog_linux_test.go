@@ -17,6 +17,7 @@ func init() {
 	roles["backlog"] = backlogRole
 	roles["kernel reaps"] = kernelReapsRole
 	roles["who reaps"] = whoReapsRole
+	roles["wards vanish"] = wardsVanishRole
 	roles["main thread exits"] = mainThreadExitsRole
 }
 
@@ -169,7 +170,7 @@ func whoReapsRole([]string) error {
 	if err != nil {
 		return err
 	}
-	over := func() { h.backlog.until = time.Now().Add(-time.Second) }
+	over := func() { h.backlog.until, h.backlog.passes = time.Now().Add(-time.Second), killPasses }
 	for i, step := range []struct {
 		children int
 		before   func()
@@ -177,12 +178,16 @@ func whoReapsRole([]string) error {
 	}{
 		{keptFirst, func() {}, false},
 		{keptFirst + 1, func() {}, true},
-		{10, func() {}, true},
-		{10, over, false}, // it may be a bomb after all
+		{keptFirst, over, false}, // it may be a bomb after all
+		{keptFirst, func() { h.backlog.killing = false }, false},
+		{keptFirst + 1, func() {}, true},
+		{10, over, true}, // there are ever fewer
+		{6, func() {}, true},
+		{6, over, false},
 		{keptAtMost, func() {}, false},
 		{keptAtMost + 1, func() {}, true},
 		{keptAtMost + 1, over, false},
-		{keptAtMost + 1, func() { h.wards[1] = true }, false}, // whose exits have to be seen
+		{keptAtMost + 1, func() { h.wards[1] = -1 }, false}, // whose exit could not be seen
 	} {
 		step.before()
 		if h.whileKilling(step.children); h.backlog.kernelReaps != step.want {
@@ -190,4 +195,77 @@ func whoReapsRole([]string) error {
 		}
 	}
 	return nil
+}
+
+// The end of a ward is seen although the kernel reaps it, and what it leaves is proven to
+// be gone.
+func TestWardsVanish(t *testing.T) { inTree(t, "wards vanish") }
+
+func wardsVanishRole([]string) error {
+	runtime.LockOSThread()
+	Survive()
+	tree, err := OpenForWards()
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	dir, err := unix.Open("/", unix.O_PATH, 0)
+	if err != nil {
+		return err
+	}
+	var pids []int
+	var gone []int
+	collect := func(what string, done func() bool) error {
+		for end := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				return fmt.Errorf("still not %s", what)
+			}
+			ev := tree.Collect(false)
+			if ev.Ward != 0 {
+				pids = append(pids, ev.Ward)
+			}
+			gone = append(gone, ev.Wards...)
+		}
+		return nil
+	}
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		return err
+	}
+	for i, script := range []string{"read x; sleep " + tooLong + " & exit 0", "exec sleep " + tooLong} {
+		tree.Start(&Spec{Path: sh, Argv: []string{"sh", "-c", script}, Env: os.Environ(), Dir: dir, Files: []int{int(r.Fd()), 2, 2}, Ward: true})
+		if err := collect("started", func() bool { return len(pids) > i }); err != nil {
+			return err
+		}
+	}
+	if !tree.OnlyWards() {
+		return errors.New("there is more than wards")
+	}
+	tree.letKernelReap(time.Minute)
+	w.Close()
+	if err := collect("gone", func() bool { return len(gone) > 0 }); err != nil {
+		return err
+	}
+	if gone[0] != pids[0] || tree.isWard(pids[0]) || !tree.isWard(pids[1]) {
+		return fmt.Errorf("gone are %v of %v", gone, pids)
+	}
+	if tree.OnlyWards() {
+		return errors.New("what the ward has left is not there")
+	}
+	for end := time.Now().Add(patience); !tree.OnlyWards(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return errors.New("what the ward has left does not end")
+		}
+		tree.letKernelReap(time.Minute)
+		tree.Strike(false)
+		tree.Reap()
+	}
+	if tree.backlog.kernelReaps {
+		return errors.New("it is proven while wards can vanish")
+	}
+	tree.EndWard(pids[1])
+	return collect("gone too", func() bool { return len(gone) == 2 })
 }

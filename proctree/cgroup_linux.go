@@ -236,7 +236,7 @@ func (t *Tree) strikeGroup() (fresh int) {
 func (t *Tree) strikeAll(procs, kill int) (fresh int) {
 	n := t.proc.readChildren(procs, t.arena, 0)
 	for _, pid := range t.arena[:n] {
-		if pid <= 1 || t.wards[int(pid)] || t.struck.killed(int(pid)) {
+		if pid <= 1 || t.isWard(int(pid)) || t.struck.killed(int(pid)) {
 			continue
 		}
 		if t.note(t.entry(&target{pid: int(pid), pidfd: -1}), syscall.SIGKILL, nil) {

@@ -61,7 +61,7 @@ type Tree struct {
 
 	backlog backlog
 	group   group
-	wards   map[int]bool // children that are not of the tree, by pid
+	wards   map[int]int // children that are not of the tree: pid and pidfd, -1 if there is none
 	struck  pidTable
 	ended   []record
 	more    int
@@ -121,7 +121,7 @@ func OpenForWards() (*Tree, error) { return open(true, "") }
 func open(wards bool, id string) (*Tree, error) {
 	t := &Tree{
 		self:  unix.Getpid(),
-		wards: map[int]bool{},
+		wards: map[int]int{},
 
 		startedFD: -1,
 		leaderFD:  -1,
@@ -268,7 +268,6 @@ func (t *Tree) Start(spec *Spec) {
 	if !spec.Ward {
 		t.leader = 0
 		t.usage = outcome.Usage{}
-		t.backlog.used, t.backlog.killing = false, false
 		t.Forget()
 	}
 	disposition(syscall.SIGHUP, spec.IgnoreHangup)
@@ -285,6 +284,7 @@ func (t *Tree) Start(spec *Spec) {
 func (t *Tree) Forget() {
 	t.struck.reset()
 	t.ended, t.more = t.ended[:0], 0
+	t.backlog.killing = false
 }
 
 func (t *Tree) order(what uint32) {
@@ -390,8 +390,8 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		attr.Sys.Pdeathsig = syscall.SIGCONT // one that is suspended has to see to its tree
 	} else {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
-		attr.Sys.PidFD = &t.startedFD
 	}
+	attr.Sys.PidFD = &t.startedFD
 	for _, fd := range spec.Files {
 		attr.Files = append(attr.Files, uintptr(fd))
 	}
@@ -456,7 +456,8 @@ func (t *Tree) finishStart(ev *Event) {
 		// It is dead or has SIGKILL pending, so it never will.
 		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
 	case t.spec.Ward:
-		t.wards[t.startedPID] = true
+		t.wards[t.startedPID] = t.startedFD
+		t.startedFD = -1
 		ev.Ward = t.startedPID
 	default:
 		t.leader = t.startedPID
@@ -546,7 +547,7 @@ func (t *Tree) resumeWards() {
 
 // reap reaps at most limit children and notes the leader's exit.
 func (t *Tree) reap(ev *Event, limit int) int {
-	defer t.seeLeader(ev)
+	defer t.seeVanished(ev)
 	for n := 0; ; {
 		if n >= limit {
 			return n
@@ -569,9 +570,8 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		}
 		n++
 		t.struck.forget(pid)
-		if t.wards[pid] {
-			delete(t.wards, pid)
-			ev.Wards = append(ev.Wards, pid)
+		if t.isWard(pid) {
+			t.wardGone(pid, ev)
 			continue
 		}
 		t.usage.User += time.Duration(ru.Utime.Nano())
@@ -666,7 +666,7 @@ func (t *Tree) Strike(below bool) (struck int) {
 				break
 			}
 			had := !t.backlog.kernelReaps && t.struck.doomed(int(pid)) // a pass is made for each few that have died
-			if !had && !t.wards[int(pid)] && t.atChild(int(pid), strike) {
+			if !had && !t.isWard(int(pid)) && t.atChild(int(pid), strike) {
 				struck++
 			}
 		}
@@ -704,6 +704,9 @@ func (t *Tree) Reap() (int, Event) {
 func (t *Tree) atChild(pid int, visit func(*target) bool) bool {
 	var err error
 	if t.visited, err = holdChild(pid, &t.spare); err != nil {
+		if err == unix.ESRCH {
+			t.struck.doom(pid)
+		}
 		return false
 	}
 	did := visit(&t.visited)
@@ -741,7 +744,7 @@ func (t *Tree) walk(visit func(*target) bool) (count int) {
 		if len(t.found) == cap(t.found) || t.proc.over() {
 			break
 		}
-		if pid := int(t.arena[i]); !t.wards[pid] {
+		if pid := int(t.arena[i]); !t.isWard(pid) {
 			t.find(pid, own)
 		}
 	}
@@ -1127,7 +1130,7 @@ func (t *Tree) OnlyWards() bool {
 			return false // there may be more
 		}
 		for _, pid := range t.arena[:n] {
-			if !t.wards[int(pid)] {
+			if !t.isWard(int(pid)) {
 				return false
 			}
 		}
@@ -1135,6 +1138,12 @@ func (t *Tree) OnlyWards() bool {
 			return n == 0 && t.onlyWardsAsked()
 		}
 		meanwhile("read", 0)
+	}
+	if t.backlog.kernelReaps {
+		// Then a ward could vanish during the reads. Read again when none can.
+		t.reapAgain()
+		t.await()
+		return t.OnlyWards()
 	}
 	return true
 }
@@ -1148,7 +1157,7 @@ func (t *Tree) onlyWardsAsked() bool {
 		return false
 	}
 	for pid := 2; pid < t.pidMax; pid++ {
-		if !t.wards[pid] && stateOf(pid) != childNone {
+		if !t.isWard(pid) && stateOf(pid) != childNone {
 			return false
 		}
 	}
@@ -1164,6 +1173,21 @@ func (t *Tree) SetEar(ear func() bool) { t.proc.ear = ear }
 func (t *Tree) Disown() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) // it cannot fail
 	disown()
+}
+
+// isWard reports whether pid is a ward whose exit was not seen yet.
+func (t *Tree) isWard(pid int) bool {
+	_, is := t.wards[pid]
+	return is
+}
+
+// wardGone notes the exit of a ward.
+func (t *Tree) wardGone(pid int, ev *Event) {
+	if fd := t.wards[pid]; fd >= 0 {
+		closeFD(fd)
+	}
+	delete(t.wards, pid)
+	ev.Wards = append(ev.Wards, pid)
 }
 
 // Suspended lists the wards that are stopped, by a signal or by a tracer.
@@ -1191,7 +1215,7 @@ func (p *procfs) suspended(pid int) bool {
 
 // WardDied reports whether a ward has died, also where its exit cannot be seen because
 // somebody traces it.
-func (t *Tree) WardDied(pid int) bool { return t.wards[pid] && t.proc.dead(pid) }
+func (t *Tree) WardDied(pid int) bool { return t.isWard(pid) && t.proc.dead(pid) }
 
 // Dead reports whether the process is a zombie, all its threads included.
 func Dead(pid int) bool {
@@ -1206,7 +1230,7 @@ func (t *Tree) ResumeWard(pid int) { t.signalWard(pid, syscall.SIGCONT) }
 func (t *Tree) EndWard(pid int)    { t.signalWard(pid, syscall.SIGKILL) }
 
 func (t *Tree) signalWard(pid int, sig syscall.Signal) {
-	if t.wards[pid] {
+	if t.isWard(pid) {
 		_ = signalChild(pid, sig) // one that has ended needs neither
 	}
 }

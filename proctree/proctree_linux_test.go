@@ -601,7 +601,7 @@ func untoldStartRole([]string) error {
 // Without wards the kernel has the answer at once. Asking it for every pid there
 // can be takes seconds, in which a guard would outlive its caller.
 func TestOnlyWardsWithoutAny(t *testing.T) {
-	tree := &Tree{pidMax: maxPID, wards: map[int]bool{}, arena: make([]int32, 1)}
+	tree := &Tree{pidMax: maxPID, wards: map[int]int{}, arena: make([]int32, 1)}
 	quickest := time.Hour
 	for range 3 {
 		began := time.Now()

@@ -15,7 +15,7 @@ type pidEntry struct {
 	id     uint32 // tells who had the pid; 0 if that is not known
 	index  int16  // into the list of the ended; or one of these:
 	signal int8
-	doomed bool // a child of ours that has got SIGKILL, and was not reaped since
+	doomed bool // a child of ours that has died or got SIGKILL, and was not reaped since
 }
 
 const (
@@ -76,7 +76,15 @@ func (t *pidTable) find(pid int) *pidEntry {
 	return nil
 }
 
-// doomed reports whether pid was a child of ours that was sent SIGKILL. That cannot be
+// doom notes that pid, a child of ours, has died. It need not be looked at again before
+// it is reaped.
+func (t *pidTable) doom(pid int) {
+	if e := t.at(pid, 0); e != nil {
+		e.doomed = true
+	}
+}
+
+// doomed reports whether pid was a child of ours that had died or was sent SIGKILL. That cannot be
 // undone: it needs no second one as long as it is not reaped. Should it have vanished,
 // and its number have come to another child, that is struck by the next pass below.
 func (t *pidTable) doomed(pid int) bool {

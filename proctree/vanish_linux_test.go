@@ -206,7 +206,7 @@ func vanishRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	h.wards[s.cmd.Process.Pid] = true
+	h.wards[s.cmd.Process.Pid] = -1
 	if err := h.run(nil, "sleep", tooLong); err != nil {
 		return err
 	}

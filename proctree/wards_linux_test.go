@@ -101,7 +101,7 @@ func onlyWardsRole(args []string) error {
 				return fmt.Errorf("%v: there are more than wards after %v", what, patience)
 			}
 			h.Collect(true)
-			if h.wards[pid] { // its exit is seen by reaping
+			if h.isWard(pid) { // its exit is seen by reaping
 				_, _ = h.Reap()
 				continue
 			}

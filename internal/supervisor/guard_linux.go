@@ -142,6 +142,9 @@ func (g *warden) step() bool {
 	if g.peeling && (until.IsZero() || g.killer.next.Before(until)) {
 		until = g.killer.next
 	}
+	if next := g.tree.Next(); !next.IsZero() && (until.IsZero() || next.Before(until)) {
+		until = next
+	}
 	if g.callerGone {
 		if look := time.Now().Add(lookEvery); until.IsZero() || look.Before(until) {
 			until = look
