@@ -254,25 +254,16 @@ func groupPopulated(events int) bool {
 	return errno == 0 && bytes.Contains(buf[:n], []byte("populated 1"))
 }
 
-// GroupLeft is for when the tree has no children any more. It ends what is in
-// the cgroup nevertheless: a process that went into another pid namespace, whose
-// orphans do not fall to us. It waits for that as long as limit and reports
-// whether anything is left.
-func (t *Tree) GroupLeft(limit time.Duration) bool {
+// GroupLeft is for when the tree has no children any more. It strikes what is in the
+// cgroup nevertheless, a process that went into another pid namespace, whose orphans do
+// not fall to us; and reports whether there is any.
+func (t *Tree) GroupLeft() bool {
 	g := &t.group
-	if g.events < 0 || !g.used {
+	if g.events < 0 || !g.used || !groupPopulated(g.events) {
 		return false
 	}
-	for end := time.Now().Add(limit); groupPopulated(g.events); {
-		t.strikeGroup()
-		left := time.Until(end)
-		if left <= 0 {
-			return true
-		}
-		fds := [1]unix.PollFd{{Fd: int32(g.events), Events: unix.POLLPRI}}
-		_, _ = unix.Poll(fds[:], int(min(left, 20*time.Millisecond).Milliseconds())+1)
-	}
-	return false
+	t.strikeGroup()
+	return true
 }
 
 // EndWardGroup ends what is in the cgroup of a ward that has died, and removes

@@ -487,12 +487,15 @@ func (t *Tree) StartRuledOut() bool {
 	}
 	n := t.proc.children(t.self, t.arena)
 	for _, pid := range t.arena[:n] {
-		if !t.proc.neverExecuted(int(pid)) {
+		if n > startChildren || !t.proc.neverExecuted(int(pid)) {
 			return false
 		}
 	}
 	return n > 0
 }
+
+// startChildren bounds the look at what a start has brought about so far.
+const startChildren = 1 << 10
 
 // Executed reports, of a start that is still under way, whether the leader has
 // been executed all the same: FD is about to tell, when the second thread gets
@@ -501,8 +504,9 @@ func (t *Tree) Executed() bool {
 	if !t.starting {
 		return false
 	}
+	// The leader is a child of the thread that forks, which is listed last.
 	n := t.ownChildren()
-	for _, pid := range t.arena[:n] {
+	for _, pid := range t.arena[max(n-startChildren, 0):n] {
 		if t.proc.stat(int(pid), &t.scratch) && t.scratch.flags&forkNoExec == 0 {
 			return true
 		}

@@ -31,8 +31,13 @@ func newProcessTable(m marking) *processTable {
 func (p *processTable) Rows() (rows []Row, err error) {
 	pids, err := p.all()
 	rows = make([]Row, 0, len(pids))
+	p.begin(time.Time{})
+	defer p.end()
 	var s stat
 	for _, pid := range pids {
+		if p.over() {
+			return rows, errNotWhole
+		}
 		if p.stat(pid, &s) {
 			rows = append(rows, p.rowOf(&s))
 		} else if _, e := unix.Getpgid(pid); e != unix.ESRCH {
@@ -46,6 +51,9 @@ var (
 	errNoProc   = errors.New("proctree: /proc is not mounted, or is that of another pid namespace")
 	errNotWhole = errors.New("proctree: a process cannot be read, though it is there")
 )
+
+// setEar sets what ends a scan that somebody must be heard in.
+func (p *processTable) setEar(ear func() bool) { p.ear = ear }
 
 // row reads one row.
 func (p *processTable) row(pid int) (Row, error) {

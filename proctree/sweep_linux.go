@@ -3,6 +3,7 @@ package proctree
 import (
 	"bytes"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,29 +28,58 @@ import (
 // A process that is executing something, or whose parent is just dying, cannot
 // be told yet; a scan that met one is followed by another.
 func Sweep(mark, cgroup, group string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	w := sweep{mark: mark, cgroup: cgroup, group: group, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
-	if w.open(); w.fd < 0 {
+	w := newSweep(mark, cgroup, group, since)
+	if w.fd < 0 {
 		return nil, nil
 	}
-	defer closeFD(w.fd)
+	return w.sweep(until)
+}
+
+func newSweep(mark, cgroup, group string, since time.Time) *sweep {
+	w := &sweep{mark: mark, cgroup: cgroup, group: group, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
+	if w.open(); w.fd < 0 {
+		return w
+	}
 	// Start times are cut down to ticks, and boot was measured.
 	w.earliest = uint64(max(since.Sub(w.boot)/tick-2, 0))
 	w.self = unix.Getpid()
 	w.adopters = w.ancestors(w.self)
-	for clean := 0; clean < 2 && time.Now().Before(until); {
-		if w.scan() {
-			clean++
-		} else {
-			clean = 0
+	return w
+}
+
+// sweep scans until the time is over. A process can make who reads its environment wait
+// for as long as it likes (with memory on a file system of its own). So that is done on a
+// goroutine, which is left to itself when it does not end; it signals nobody then.
+func (w *sweep) sweep(until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w.begin(until)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer closeFD(w.fd)
+		for clean := 0; clean < 2 && !w.over(); {
+			if w.scan() {
+				clean++
+			} else {
+				clean = 0
+			}
+			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(time.Millisecond)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Until(until) + sweepLate):
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, it := range w.suspected {
 		suspects = append(suspects, it)
 	}
 	slices.SortFunc(suspects, func(a, b outcome.Process) int { return a.PID - b.PID })
-	return w.ended, suspects
+	return slices.Clone(w.ended), suspects
 }
+
+// sweepLate is how long the goroutine may take to notice that the time is over.
+const sweepLate = 100 * time.Millisecond
 
 // tick is the unit of start times in /proc.
 const tick = time.Second / 100
@@ -64,8 +94,10 @@ type sweep struct {
 	self         int
 	adopters     map[int]bool
 
+	known map[int]uint64 // the pids in ended, and when those were started
+
+	mu        sync.Mutex // guards what follows
 	ended     []outcome.Ended
-	known     map[int]uint64 // the pids in ended, and when those were started
 	suspected map[int]outcome.Process
 	chain     []stat // of judge
 }
@@ -74,9 +106,14 @@ type sweep struct {
 // be done and nothing left open.
 func (w *sweep) scan() (clean bool) {
 	clean = true
-	clear(w.suspected)
 	pids, _ := w.all()
+	w.mu.Lock()
+	clear(w.suspected)
+	w.mu.Unlock()
 	for _, pid := range pids {
+		if w.over() {
+			return false
+		}
 		var s stat
 		if pid <= 1 || pid == w.self || !w.stat(pid, &s) || s.start < w.earliest {
 			continue
@@ -86,19 +123,24 @@ func (w *sweep) scan() (clean bool) {
 			continue
 		}
 		switch verdict := w.judge(pid, &s); {
+		case w.over(): // what was seen can be long past
 		case verdict == notOurs || !unreaped(fd): // then it was judged who came after it
 		case verdict == undecided:
 			clean = false
 		case verdict == suspect:
+			w.mu.Lock()
 			if len(w.suspected) < maxListed {
 				w.suspected[pid] = w.describe(&s)
 			}
+			w.mu.Unlock()
 		case signalPidfd(fd, syscall.SIGKILL) == nil:
 			clean = false
+			w.mu.Lock()
 			if start, had := w.known[pid]; (!had || start != s.start) && len(w.ended) < maxListed {
 				w.known[pid] = s.start
 				w.ended = append(w.ended, outcome.Ended{Process: w.describe(&s), LastSignal: int(syscall.SIGKILL)})
 			}
+			w.mu.Unlock()
 		}
 		closeFD(fd)
 	}
@@ -121,6 +163,9 @@ func (w *sweep) judge(pid int, s *stat) verdict {
 	chain := append(w.chain[:0], *s)
 	v := undecided
 	for len(chain) < maxDepth {
+		if w.over() {
+			return undecided
+		}
 		last := chain[len(chain)-1]
 		if w.adopters[last.ppid] || w.struck(last.ppid) {
 			v = ours

@@ -43,6 +43,46 @@ func ownCgroupFile(t *testing.T) string {
 	return string(b)
 }
 
+// A sweep that is held up returns when its time is over, and signals nobody when it goes
+// on later.
+func TestSweepIsHeldUp(t *testing.T) {
+	t.Parallel()
+	mark, _, cmd := marked(t, "sleep", tooLong)
+	w := newSweep(mark, ownCgroupFile(t), "none", time.Now().Add(-time.Second))
+	goOn, went := make(chan struct{}), make(chan struct{}, 1)
+	w.ear = func() bool { // as reading what the process has could do
+		<-goOn
+		select {
+		case went <- struct{}{}:
+		default:
+		}
+		return false
+	}
+	returned := make(chan int, 1)
+	go func() {
+		ended, _ := w.sweep(time.Now().Add(50 * time.Millisecond))
+		returned <- len(ended)
+	}()
+	select {
+	case n := <-returned:
+		if n != 0 {
+			t.Errorf("ended %d although it was held up before", n)
+		}
+	case <-time.After(patience):
+		t.Error("it does not return")
+	}
+	close(goOn)
+	<-went
+	time.Sleep(50 * time.Millisecond) // the time to do what it must not do
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signal() != syscall.SIGTERM {
+		t.Errorf("it has got %v", ws.Signal())
+	}
+}
+
 // While a process executes something, it seems to have no environment for a
 // moment: one that does so all the time must be found nevertheless.
 func TestSweepFindsWhatExecutes(t *testing.T) {

@@ -389,7 +389,10 @@ func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reach
 }
 
 // SetEar sets what tells whether somebody has something to say.
-func (t *Tracked) SetEar(ear func() bool) { t.ear = ear }
+func (t *Tracked) SetEar(ear func() bool) {
+	t.ear = ear
+	t.table.setEar(ear)
+}
 
 func (t *Tracked) heard() bool { return t.ear != nil && t.ear() }
 
@@ -595,4 +598,4 @@ func (t *Tracked) MakeGroup() bool { return true }
 func (t *Tracked) CloseGroup() {}
 
 // GroupLeft is false.
-func (t *Tracked) GroupLeft(time.Duration) bool { return false }
+func (t *Tracked) GroupLeft() bool { return false }

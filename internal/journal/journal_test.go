@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -762,6 +763,21 @@ func TestOneRecoversAtATime(t *testing.T) {
 	closeFile(fd)
 	if got, err := given(t, j, 0); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// What others have put into the directory is read up to a limit, which is said.
+func TestTooManyEntries(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir)
+	for i := range maxEntries + 10 {
+		if err := os.Symlink("none", filepath.Join(dir, strconv.Itoa(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := j.Recover(t.Context(), 0, nil); err == nil || !strings.Contains(err.Error(), "too many entries") {
+		t.Errorf("got %v", err)
 	}
 }
 

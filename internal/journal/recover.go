@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	pathpkg "path"
@@ -210,15 +211,15 @@ func (r *recovery) moveAll() {
 // after the directory was read does not count: without the files its caller is
 // just as dead.
 func (r *recovery) removePeers() error {
-	entries, err := os.ReadDir(pathpkg.Join(r.j.dir, peersDir))
-	if err != nil {
+	entries, err := readDir(pathpkg.Join(r.j.dir, peersDir))
+	if err != nil && len(entries) == 0 {
 		return err
 	}
+	errs := []error{err}
 	referred := map[string]bool{}
 	for _, peer := range r.left {
 		referred[peer] = true
 	}
-	var errs []error
 	for _, entry := range entries {
 		peer, isCaller := strings.CutSuffix(entry.Name(), callerSuffix)
 		if !isCaller {
@@ -274,9 +275,31 @@ func (w *waiter) next() bool {
 	}
 }
 
+// maxEntries bounds how much of a directory is read: whoever runs as the same user can
+// put anything there.
+const maxEntries = 1 << 16
+
+// readDir lists a directory as os.ReadDir does. One that is too large is an error, and
+// a part of it is listed.
+func readDir(dir string) ([]fs.DirEntry, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	entries, err := f.ReadDir(maxEntries)
+	switch {
+	case len(entries) == maxEntries:
+		err = fmt.Errorf("journal: %s has too many entries: %d were read; remove what is not of a journal", dir, maxEntries)
+	case err == io.EOF:
+		err = nil
+	}
+	return entries, err
+}
+
 // recordsIn returns the ids of the records in dir, as their files are named.
 func recordsIn(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+	entries, err := readDir(dir)
 	var ids []string
 	for _, entry := range entries {
 		if id, ok := strings.CutSuffix(entry.Name(), suffix); ok {
@@ -290,9 +313,10 @@ func recordsIn(dir string) ([]string, error) {
 func (j *Journal) prune(part string) error {
 	dir := pathpkg.Join(j.dir, part)
 	ids, err := recordsIn(dir)
-	if err != nil {
+	if err != nil && len(ids) == 0 {
 		return err
 	}
+	errs := []error{err}
 	type record struct {
 		path  string
 		wrote time.Time
@@ -309,7 +333,6 @@ func (j *Journal) prune(part string) error {
 		return cmp.Or(b.wrote.Compare(a.wrote), strings.Compare(a.path, b.path))
 	})
 	oldest := time.Now().Add(-j.historyAge)
-	var errs []error
 	for i, record := range records {
 		if i < j.historyCount && !record.wrote.Before(oldest) {
 			continue
@@ -324,12 +347,12 @@ func (j *Journal) prune(part string) error {
 // removeUnfinished removes what writers left behind that were killed. One that
 // was suspended for so long fails when it goes on.
 func (j *Journal) removeUnfinished(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	entries, err := readDir(dir)
+	if err != nil && len(entries) == 0 {
 		return err
 	}
+	errs := []error{err}
 	oldest := time.Now().Add(-j.unfinishedAge)
-	var errs []error
 	for _, entry := range entries {
 		if !strings.HasPrefix(entry.Name(), tempPre) || !entry.Type().IsRegular() {
 			continue

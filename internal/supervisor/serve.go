@@ -75,7 +75,7 @@ type tree interface {
 	Usage() outcome.Usage
 	MakeGroup() bool
 	CloseGroup()
-	GroupLeft(limit time.Duration) bool
+	GroupLeft() bool
 
 	SetEar(ear func() bool)
 	Next() time.Time
@@ -103,6 +103,8 @@ type run struct {
 	signalAt    time.Time // when to go on with the polite signal; zero: there is no more to do
 	signalTo    proctree.Who
 	fedAt       time.Time // when those that are fed get it too; zero: they are no exception
+	groupEnd    time.Time // until when what is left in the cgroup alone may end; zero: there was nothing
+	groupAgain  time.Time // when to look at it again
 	killer      killer
 	gaveUp      bool // reported, or about to be; going on in the background
 	over        bool // the tree is empty
@@ -301,6 +303,7 @@ func (s *server) wake() time.Time {
 	}
 	sooner(r.lookAgain)
 	sooner(r.signalAt)
+	sooner(r.groupAgain)
 	sooner(r.killer.next)
 	if !r.ladder.Killing() && !r.gaveUp {
 		sooner(s.tree.Next())
@@ -717,7 +720,15 @@ func (s *server) news(ev proctree.Event) {
 	}
 	if ev.Empty {
 		r.ladder.Empty()
-		if s.tree.GroupLeft(groupLimit) || len(s.tree.Suspects()) > 0 {
+		group, now := s.tree.GroupLeft(), time.Now()
+		if r.groupEnd.IsZero() {
+			r.groupEnd = now.Add(groupLimit)
+		}
+		if group && now.Before(r.groupEnd) {
+			r.groupAgain = now.Add(groupEvery)
+			return // and the tree says it again
+		}
+		if group || len(s.tree.Suspects()) > 0 {
 			s.finish(outcome.Unverified, outcome.NoProof)
 		} else {
 			s.finish(outcome.Empty, s.tree.Proof())
@@ -728,6 +739,9 @@ func (s *server) news(ev proctree.Event) {
 // groupLimit is how long what is in the cgroup may take to end when there is no
 // child left: it is somewhere that orphans do not come back from.
 const groupLimit = 500 * time.Millisecond
+
+// groupEvery is how often it is looked at meanwhile.
+const groupEvery = 5 * time.Millisecond
 
 // leftovers decides what becomes of them, now that the leader exited by itself.
 func (s *server) leftovers() {
