@@ -164,7 +164,7 @@ func TestHostileSupervisor(t *testing.T) {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(text)))
 		return string(binary.BigEndian.AppendUint32(b, 0)) + text
 	}
-	hello := word(`{"hello":{"version":1,"pid":4711,"state_known":false}}`)
+	hello := word(`{"hello":{"version":2,"pid":4711,"state_known":false}}`)
 	started := word(`{"started":{"pid":4711,"at":"2025-06-01T10:00:00Z"}}`)
 	stopping := word(`{"stopping":{"cause":"canceled"}}`)
 	exited := word(`{"exited":{"Code":0}}`)
