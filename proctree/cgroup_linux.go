@@ -3,6 +3,7 @@ package proctree
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func (g *group) remove() bool {
 	if g.base < 0 || g.dir < 0 {
 		return true
 	}
-	gone := removeGroup(g.base, g.name, groupDepth)
+	gone := removeGroup(g.base, g.name, time.Now().Add(groupRemoval), nil)
 	for _, fd := range []*int{&g.dir, &g.kill, &g.events, &g.procs} {
 		if *fd >= 0 {
 			closeFD(*fd)
@@ -111,32 +112,115 @@ func (g *group) there() bool {
 	return unix.Faccessat(g.dir, "cgroup.procs", unix.F_OK, 0) == nil
 }
 
-// groupDepth is how deep a tree's own cgroups may be nested to be removed too.
-const groupDepth = 8
+// Limits of one removal of a group with all below it: when nobody waits for it, and
+// when somebody does. What remains is removed by the guard, or by the helper that starts
+// next.
+const (
+	groupRemoval     = 500 * time.Millisecond
+	groupRemovalSoon = 20 * time.Millisecond
+)
 
-// removeGroup removes a group and those that a tree has made below it. None of
-// them can be removed while a process is in it.
-func removeGroup(base int, name string, depth int) bool {
+// removeGroup removes a group and those that a tree has made below it, and reports
+// whether it is gone. None of them can be removed while a process is in it. found, if
+// not nil, is called with the directory of each that cannot be removed at once.
+func removeGroup(base int, name string, until time.Time, found func(dir int)) bool {
 	err := unix.Unlinkat(base, name, unix.AT_REMOVEDIR)
 	if err == nil || err == unix.ENOENT {
 		return true
 	}
-	if depth == 0 {
-		return false
+	if dir := openGroup(base, name); dir >= 0 {
+		emptyGroup(dir, until, found)
+		err = unix.Unlinkat(base, name, unix.AT_REMOVEDIR)
 	}
-	fd, err := unix.Openat(base, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	return err == nil || err == unix.ENOENT
+}
+
+// openGroup opens a directory of groups; -1 if that fails. What somebody has mounted
+// there is none.
+func openGroup(dir int, name string) int {
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS,
+	})
 	if err != nil {
-		return false
+		return -1
 	}
-	dir := os.NewFile(uintptr(fd), name)
-	defer dir.Close()
-	entries, _ := dir.ReadDir(1 << 10)
-	for _, e := range entries {
-		if e.IsDir() {
-			removeGroup(fd, e.Name(), depth-1)
+	return fd
+}
+
+// emptyGroup removes what is below a group, and closes dir, which is its directory. A
+// tree decides how deep its groups are nested and how many there are side by side, so
+// one directory is open at a time, and names and places on the way down are kept in a
+// list.
+func emptyGroup(dir int, until time.Time, found func(dir int)) {
+	type level struct {
+		name string // of the group in the level above
+		at   int64  // where to go on in its directory
+	}
+	way := []level{{}}
+	entered := true
+	var buf [8 << 10]byte
+	for dir >= 0 && time.Now().Before(until) {
+		if entered && found != nil {
+			found(dir)
+		}
+		last := &way[len(way)-1]
+		var next int
+		name, at := firstBelow(dir, last.at, until, buf[:])
+		last.at = at
+		switch {
+		case name != "":
+			if next = openGroup(dir, name); next < 0 {
+				entered = false
+				continue
+			}
+			way = append(way, level{name: name})
+		case len(way) == 1:
+			closeFD(dir)
+			return
+		default:
+			if next = openGroup(dir, ".."); next >= 0 {
+				_ = unix.Unlinkat(next, last.name, unix.AT_REMOVEDIR) // or somebody is in it
+			}
+			way = way[:len(way)-1]
+		}
+		entered = name != ""
+		closeFD(dir)
+		dir = next
+	}
+	if dir >= 0 {
+		closeFD(dir)
+	}
+}
+
+// firstBelow removes the groups in dir, from the place at on, until there is one that
+// cannot be removed at once. It returns that one's name and the place behind it; "" if
+// there is none.
+func firstBelow(dir int, at int64, until time.Time, buf []byte) (string, int64) {
+	if _, err := unix.Seek(dir, at, 0); err != nil {
+		return "", at
+	}
+	for time.Now().Before(until) {
+		n, err := unix.Getdents(dir, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		for b := buf[:n]; len(b) > 0; {
+			var name []byte
+			var kind byte
+			name, kind, at, b = direntOf(b)
+			if kind != unix.DT_DIR || string(name) == "." || string(name) == ".." {
+				continue
+			}
+			if err := unix.Unlinkat(dir, string(name), unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+				return string(name), at
+			}
 		}
 	}
-	return unix.Unlinkat(base, name, unix.AT_REMOVEDIR) == nil
+	return "", at
 }
 
 // openGroups finds the cgroup that this process is in, and removes what others
@@ -148,10 +232,17 @@ func (t *Tree) openGroups(id string) {
 		return
 	}
 	t.group.base, t.group.name = base, GroupName(t.self, id)
-	var st unix.Stat_t
-	fd, err := unix.Openat(base, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return
+	until := time.Now().Add(groupRemovalSoon)
+	for _, name := range t.proc.leftGroups(base) {
+		removeGroup(base, name, until, nil) // fails if somebody is in it
+	}
+}
+
+// leftGroups lists groups of ours whose processes are gone.
+func (p *procfs) leftGroups(base int) (names []string) {
+	fd := openGroup(base, ".")
+	if fd < 0 {
+		return nil
 	}
 	dir := os.NewFile(uintptr(fd), ".")
 	defer dir.Close()
@@ -159,13 +250,16 @@ func (t *Tree) openGroups(id string) {
 	for _, e := range entries {
 		rest, ours := strings.CutPrefix(e.Name(), groupPrefix())
 		pid, _, _ := strings.Cut(rest, "-")
-		if n, err := strconv.Atoi(pid); !ours || err != nil || n != t.self && t.proc.stat(n, &t.scratch) {
+		var s stat
+		if n, err := strconv.Atoi(pid); !ours || err != nil || n != unix.Getpid() && p.stat(n, &s) {
 			continue
 		}
+		var st unix.Stat_t
 		if unix.Fstatat(base, e.Name(), &st, unix.AT_SYMLINK_NOFOLLOW) == nil && int(st.Uid) == unix.Geteuid() {
-			removeGroup(base, e.Name(), groupDepth) // fails if somebody is in it
+			names = append(names, e.Name())
 		}
 	}
+	return names
 }
 
 // openOwnGroup opens the directory of the cgroup that this process is in; -1 if
@@ -263,6 +357,9 @@ func (t *Tree) GroupLeft() bool {
 		return false
 	}
 	t.strikeGroup()
+	if dir := openGroup(g.dir, "."); dir >= 0 {
+		emptyGroup(dir, time.Now().Add(groupRemovalSoon), t.proc.endHeadless)
+	}
 	return true
 }
 
@@ -272,8 +369,25 @@ func (t *Tree) EndWardGroup(name string) {
 	if t.group.base < 0 {
 		return
 	}
-	endGroup(t.group.base, name, func(procs, kill int) { t.strikeAll(procs, kill) })
+	endGroup(&t.proc, t.group.base, name, groupRemovalSoon, func(procs, kill int) { t.strikeAll(procs, kill) })
 }
+
+// WardGroupLeft returns what removes the rest of the cgroup of a ward that has died,
+// which EndWardGroup could not in its time; nil if there is none. It is for another
+// goroutine.
+func (t *Tree) WardGroupLeft(name string) (remove func() error) {
+	base := t.group.base
+	if base < 0 || unix.Faccessat(base, name, unix.F_OK, 0) != nil {
+		return nil
+	}
+	return func() error {
+		removeGroup(base, name, time.Now().Add(groupLeftFor), nil)
+		return nil
+	}
+}
+
+// groupLeftFor is how long the rest of a group is tried to be removed.
+const groupLeftFor = 20 * time.Second
 
 // EndGroup does the same for the caller of a process that is lost, and waits for
 // it at most until the given time. It is for a caller of which the process had
@@ -289,14 +403,14 @@ func EndGroup(name string, until time.Time) {
 		return
 	}
 	defer closeFD(base)
-	for !endGroup(base, name, func(_, kill int) { killGroup(kill) }) && time.Now().Before(until) {
+	for !endGroup(&p, base, name, time.Until(until), func(_, kill int) { killGroup(kill) }) && time.Now().Before(until) {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// endGroup has strike end who is in the group, and then removes it. It reports
-// whether it is gone.
-func endGroup(base int, name string, strike func(procs, kill int)) bool {
+// endGroup has strike end who is in the group, and then removes it, for which it takes
+// at most limit. It reports whether it is gone.
+func endGroup(p *procfs, base int, name string, limit time.Duration, strike func(procs, kill int)) bool {
 	const flags = unix.O_CLOEXEC | unix.O_NOFOLLOW
 	dir, err := unix.Openat(base, name, flags|unix.O_DIRECTORY|unix.O_RDONLY, 0)
 	if err != nil {
@@ -313,5 +427,32 @@ func endGroup(base int, name string, strike func(procs, kill int)) bool {
 		strike(procs, kill)
 		closeFD(procs)
 	}
-	return removeGroup(base, name, groupDepth)
+	return removeGroup(base, name, time.Now().Add(limit), p.endHeadless)
+}
+
+// endHeadless ends those in a group whose main thread has exited: cgroup.kill signals
+// main threads alone (Linux 6.18), and the others go on. Who is listed once more after a
+// pidfd was opened for it, and still has its number when the signal is sent, was in the
+// group.
+func (p *procfs) endHeadless(dir int) {
+	procs, err := unix.Openat(dir, "cgroup.procs", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer closeFD(procs)
+	var list, again [1 << 10]int32
+	for _, pid := range list[:p.readChildren(procs, list[:], 0)] {
+		var s stat
+		if pid == nobody || !p.stat(int(pid), &s) || s.thread == 0 {
+			continue
+		}
+		pidfd, err := pidfdOpen(int(pid))
+		if err != nil {
+			continue
+		}
+		if slices.Contains(again[:p.readChildren(procs, again[:], 0)], pid) {
+			_ = signalPidfd(pidfd, syscall.SIGKILL)
+		}
+		closeFD(pidfd)
+	}
 }

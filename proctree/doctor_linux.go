@@ -17,9 +17,10 @@ func Checks() []Check {
 	var p procfs
 	p.open()
 	defer closeFD(p.fd)
-	group := false
+	group, left := false, 0
 	if base := openOwnGroup(&p); base >= 0 {
 		group = unix.Faccessat(base, ".", unix.W_OK, 0) == nil
+		left = len(p.leftGroups(base))
 		closeFD(base)
 	}
 	return []Check{
@@ -29,5 +30,6 @@ func Checks() []Check {
 		{"/proc is mounted and ours", p.fd >= 0, false, "children are found by asking the kernel for every pid; supervisors are not used twice"},
 		{"/proc lists children", p.fd >= 0 && !p.noChildren, false, "all processes are looked through instead, which is slower"},
 		{"a cgroup can be made below our own (v2)", group, false, "a storm of thousands that fork and exit is ended in the background"},
+		{"no cgroup of a tree that was ended is left", left == 0, false, "each helper that starts goes on to remove it; somebody may be in it"},
 	}
 }

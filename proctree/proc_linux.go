@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"strconv"
 	"unsafe"
@@ -440,18 +441,25 @@ func (p *procfs) childrenByScan(pid int, list []int32) int {
 // nextDirent takes one entry off what getdents64 returned: its name as a
 // number, if it is one, and what follows.
 func nextDirent(b []byte) (num int, ok bool, rest []byte) {
+	name, _, _, rest := direntOf(b)
+	v, ok := parseUint(name)
+	return int(v), ok, rest
+}
+
+// direntOf takes one entry off what getdents64 returned, and returns its name, its
+// kind, the place behind it, and what follows.
+func direntOf(b []byte) (name []byte, kind byte, next int64, rest []byte) {
 	const header = 19 // ino 8, off 8, reclen 2, type 1
 	if len(b) < header {
-		return 0, false, nil
+		return nil, 0, 0, nil
 	}
 	n := int(b[16]) | int(b[17])<<8
 	if n < header || n > len(b) {
-		return 0, false, nil
+		return nil, 0, 0, nil
 	}
-	name := b[header:n]
+	name = b[header:n]
 	if i := bytes.IndexByte(name, 0); i >= 0 {
 		name = name[:i]
 	}
-	v, ok := parseUint(name)
-	return int(v), ok, b[n:]
+	return name, b[18], int64(binary.NativeEndian.Uint64(b[8:])), b[n:]
 }

@@ -52,6 +52,7 @@ type warden struct {
 type wardTree interface {
 	tree
 	EndWardGroup(name string)
+	WardGroupLeft(name string) (remove func() error)
 	OnlyWards() bool
 	WardDied(pid int) bool
 	Suspended() []int
@@ -271,6 +272,9 @@ func (g *warden) settleUp() {
 		report.Ended, report.EndedMore = g.tree.Ended()
 		for _, s := range g.fallen {
 			g.tree.EndWardGroup(s.group) // now that it can be removed
+			if rest := g.tree.WardGroupLeft(s.group); rest != nil {
+				g.errands.run(RemoveLimit, rest, func(error) {})
+			}
 			s.report, s.swept = report, true
 			g.swept = append(g.swept, s)
 			g.carryOut(s)

@@ -220,14 +220,15 @@ func (s *stubTree) Suspended() (list []int) {
 	}
 	return list
 }
-func (s *stubTree) MakeGroup() bool             { return true }
-func (s *stubTree) CloseGroup()                 {}
-func (s *stubTree) GroupLeft() bool             { return false }
-func (s *stubTree) EndWardGroup(string)         {}
-func (s *stubTree) WardDied(int) bool           { return false }
-func (s *stubTree) Next() time.Time             { return time.Time{} }
-func (s *stubTree) Suspects() []outcome.Process { return nil }
-func (s *stubTree) Proof() outcome.Proof        { return outcome.NoChildren }
+func (s *stubTree) MakeGroup() bool                   { return true }
+func (s *stubTree) CloseGroup()                       {}
+func (s *stubTree) GroupLeft() bool                   { return false }
+func (s *stubTree) EndWardGroup(string)               {}
+func (s *stubTree) WardGroupLeft(string) func() error { return nil }
+func (s *stubTree) WardDied(int) bool                 { return false }
+func (s *stubTree) Next() time.Time                   { return time.Time{} }
+func (s *stubTree) Suspects() []outcome.Process       { return nil }
+func (s *stubTree) Proof() outcome.Proof              { return outcome.NoChildren }
 
 func (s *stubTree) EndWard(pid int) {
 	if !s.wards[pid] {
