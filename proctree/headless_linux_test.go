@@ -58,10 +58,12 @@ func headlessHoldsRole(args []string) error {
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
 		return err
 	}
-	if !h.Holds([]string{f.Name()}, time.Now().Add(patience)) {
+	h.Tree.given = []string{f.Name()}
+	if !h.Holds(time.Now().Add(patience)) {
 		return errors.New("it does not hold the output")
 	}
-	if h.Holds([]string{filepath.Join(args[0], "another")}, time.Now().Add(patience)) {
+	h.Tree.given = []string{filepath.Join(args[0], "another")}
+	if h.Holds(time.Now().Add(patience)) {
 		return errors.New("it holds another file")
 	}
 	if list, _ := h.Members(10); len(list) != 1 || list[0].State == 'Z' {

@@ -27,15 +27,15 @@ func FileName(fd int) string {
 // Bounds of one look at who holds a file.
 const (
 	holdsMembers = 512
-	holdsFor     = 100 * time.Millisecond
+	holdsFor     = 50 * time.Millisecond
 )
 
 // Holds reports whether a live member may still have output to write: it has one of the
-// files open, which are given by their FileName, or its stdin is a pipe, a FIFO or a
-// socket. A process of the second kind can be a filter which the leader wrote to; it ends
-// by itself when it has read to the end. A member whose files cannot be read counts, and
-// so does what cannot be looked at before until, quickly, or before the ear is needed.
-func (t *Tree) Holds(files []string, until time.Time) bool {
+// Given files open, or its stdin is another pipe, FIFO or socket. A process of the second
+// kind can be a filter which the leader wrote to; it ends by itself when it has read to
+// the end. A member whose files cannot be read counts, and so does what cannot be looked
+// at before until, quickly, or before the ear is needed.
+func (t *Tree) Holds(until time.Time) bool {
 	limit := time.Now().Add(holdsFor)
 	if until.Before(limit) {
 		limit = until
@@ -44,16 +44,16 @@ func (t *Tree) Holds(files []string, until time.Time) bool {
 	defer t.proc.end()
 	members := t.members(holdsMembers)
 	return t.proc.cut || len(members) == holdsMembers ||
-		slices.ContainsFunc(members, func(m Member) bool { return t.proc.holds(m, files) })
+		slices.ContainsFunc(members, func(m Member) bool { return t.proc.holds(m, t.given) })
 }
 
-func (p *procfs) holds(m Member, files []string) bool {
+func (p *procfs) holds(m Member, given []string) bool {
 	dir := p.openOf(unix.O_RDONLY|unix.O_DIRECTORY, m.PID, m.thread, "/fd")
 	if dir < 0 {
 		return true
 	}
 	defer closeFD(dir)
-	if p.fed(dir) {
+	if p.fed(dir, given) {
 		return true
 	}
 	for {
@@ -67,7 +67,7 @@ func (p *procfs) holds(m Member, files []string) bool {
 		if n <= 0 {
 			// A filter can have been about to become one: it gets its stdin before it
 			// gives up the output of its parent.
-			return p.fed(dir)
+			return p.fed(dir, given)
 		}
 		for b := p.scan[:n]; len(b) > 0; {
 			fd, ok, rest := nextDirent(b)
@@ -80,7 +80,7 @@ func (p *procfs) holds(m Member, files []string) bool {
 			}
 			switch name, err := p.link(dir, fd); {
 			case err == unix.ENOENT: // it was closed meanwhile
-			case err != nil || slices.Contains(files, string(name)):
+			case err != nil || slices.Contains(given, string(name)):
 				return true
 			}
 		}
@@ -103,13 +103,16 @@ func (p *procfs) link(dir, fd int) ([]byte, error) {
 	}
 }
 
-// fed reports whether the stdin in dir, a /proc/PID/fd, is a pipe, a FIFO or a socket.
-func (p *procfs) fed(dir int) bool {
+// fed reports whether the stdin in dir, a /proc/PID/fd, is a pipe, a FIFO or a socket, and
+// was not given.
+func (p *procfs) fed(dir int, given []string) bool {
 	name, err := p.link(dir, 0)
 	if err != nil {
 		return err != unix.ENOENT
 	}
 	switch s := string(name); {
+	case slices.Contains(given, s):
+		return false
 	case strings.HasPrefix(s, "pipe:["), strings.HasPrefix(s, "socket:["):
 		return true
 	case !strings.HasPrefix(s, "/"), strings.HasPrefix(s, "/dev/"):
@@ -120,7 +123,7 @@ func (p *procfs) fed(dir int) bool {
 }
 
 // isFed does that for a process.
-func (p *procfs) isFed(pid int) bool {
+func (p *procfs) isFed(pid int, given []string) bool {
 	var s stat
 	if !p.stat(pid, &s) {
 		return false
@@ -130,5 +133,5 @@ func (p *procfs) isFed(pid int) bool {
 		return false
 	}
 	defer closeFD(dir)
-	return p.fed(dir)
+	return p.fed(dir, given)
 }

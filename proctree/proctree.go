@@ -56,6 +56,9 @@ type Spec struct {
 	// Files are the leader's descriptors: the index is the number in the
 	// leader, -1 leaves that number closed.
 	Files []int
+	// Given are the names (FileName) of those files among the leader's 0, 1 and 2
+	// that what is left when it has exited may still use: see Holds.
+	Given []string
 	// Ward starts no leader but a ward: a child that is not of the tree, is never
 	// struck, and does not end with us.
 	Ward bool
@@ -87,8 +90,8 @@ type Who int
 
 const (
 	TheLeader Who = iota
-	// Feeders are all members but the leader, and those whose stdin is a pipe, a FIFO or
-	// a socket: they end by themselves when nobody feeds them any more.
+	// Feeders are all members but the leader, and those that other members may feed:
+	// these end by themselves when nobody feeds them any more. See Holds.
 	Feeders
 	AllOthers // all members but the leader
 )

@@ -56,7 +56,8 @@ type Tree struct {
 	startKilled  bool
 	awaiting     bool // the second thread awaits an exit
 	starting     bool
-	leader       int // its pid; 0 if there is none, or it was reaped
+	leader       int      // its pid; 0 if there is none, or it was reaped
+	given        []string // of its Spec
 	usage        outcome.Usage
 
 	backlog backlog
@@ -266,7 +267,7 @@ func (t *Tree) Start(spec *Spec) {
 	t.grouped = false
 	t.group.used = t.group.dir >= 0 && !spec.Ward && !spec.NoGroup
 	if !spec.Ward {
-		t.leader = 0
+		t.leader, t.given = 0, spec.Given
 		t.usage = outcome.Usage{}
 		t.Forget()
 	}
@@ -617,7 +618,7 @@ func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached 
 	// met in the next pass.
 	for range 3 {
 		n := t.walk(func(m *target) bool {
-			return m.pid != t.leader && (who != Feeders || !t.proc.isFed(m.pid)) && t.politely(m, sig)
+			return m.pid != t.leader && (who != Feeders || !t.proc.isFed(m.pid, t.given)) && t.politely(m, sig)
 		})
 		if n == 0 {
 			break

@@ -104,6 +104,7 @@ func TestStrangerIsRefused(t *testing.T) {
 // held is a tree in a role, and what was seen of it.
 type held struct {
 	*Tree
+	given    []string
 	exit     *outcome.Exit
 	empty    bool
 	started  bool
@@ -129,7 +130,7 @@ func (h *held) run(files []int, argv ...string) error {
 		path = argv[0]
 	}
 	h.exit, h.empty, h.started, h.startErr = nil, false, false, nil
-	h.Start(&Spec{Path: path, Argv: argv, Env: os.Environ(), Dir: dir, Files: files})
+	h.Start(&Spec{Path: path, Argv: argv, Env: os.Environ(), Dir: dir, Files: files, Given: h.given})
 	err = h.until("started", func() bool { return h.started || h.startErr != nil })
 	unix.Close(dir)
 	return err
@@ -444,7 +445,6 @@ func holdsRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	names := []string{FileName(int(f.Fd()))}
 	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -453,6 +453,7 @@ func holdsRole(args []string) error {
 	if err != nil {
 		return err
 	}
+	h.given = []string{FileName(int(f.Fd()))}
 	for script, want := range map[string]bool{
 		"sleep " + tooLong + " & exit 0":                                true,
 		"sleep " + tooLong + " >/dev/null & exit 0":                     false,
@@ -469,7 +470,7 @@ func holdsRole(args []string) error {
 			return err
 		}
 		// A shell takes a moment to redirect.
-		if err := h.until("holding as it should", func() bool { return h.Holds(names, time.Now().Add(patience)) == want }); err != nil {
+		if err := h.until("holding as it should", func() bool { return h.Holds(time.Now().Add(patience)) == want }); err != nil {
 			return fmt.Errorf("%s: %w", script, err)
 		}
 		if err := h.kill(); err != nil {
@@ -502,7 +503,7 @@ func longLookRole([]string) error {
 	if err := h.run(files, "sleep", tooLong); err != nil || h.startErr != nil {
 		return fmt.Errorf("%v, %v", err, h.startErr)
 	}
-	look := func() bool { return h.Holds([]string{"/none"}, time.Now().Add(patience)) }
+	look := func() bool { return h.Holds(time.Now().Add(patience)) }
 	if err := h.until("looked at as a whole", func() bool { return !look() }); err != nil {
 		return err
 	}
@@ -512,7 +513,7 @@ func longLookRole([]string) error {
 		return fmt.Errorf("the ear was asked %d times, and the look went on", asked)
 	}
 	h.SetEar(nil)
-	if !h.Holds(nil, time.Now()) {
+	if !h.Holds(time.Now()) {
 		return errors.New("a look without any time knows that nobody holds anything")
 	}
 	return h.kill()

@@ -373,7 +373,7 @@ func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reach
 			if t.heard() {
 				return reached, true
 			}
-			if r.PID == t.leader || t.signalled(r) >= 0 || who == Feeders && t.table.isFed(r.PID) || t.table.Signal(&r, sig) != nil {
+			if r.PID == t.leader || t.signalled(r) >= 0 || who == Feeders && t.table.isFed(r.PID, t.spec.Given) || t.table.Signal(&r, sig) != nil {
 				continue
 			}
 			t.note(r, sig)
@@ -563,10 +563,10 @@ func (t *Tracked) Suspects() (list []outcome.Process) {
 func (t *Tracked) Proof() outcome.Proof { return outcome.Scans }
 
 // Holds reports whether a live member may still have output to write.
-func (t *Tracked) Holds(files []string, until time.Time) bool {
+func (t *Tracked) Holds(until time.Time) bool {
 	members, _ := t.Members(maxListed)
 	for _, m := range members {
-		if !time.Now().Before(until) || t.heard() || t.table.holds(m, files) {
+		if !time.Now().Before(until) || t.heard() || t.table.holds(m, t.spec.Given) {
 			return true
 		}
 	}

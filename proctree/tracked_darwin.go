@@ -73,7 +73,7 @@ func (p *processTable) holds(Member, []string) bool { return true }
 
 // isFed reports whether the stdin of pid is a pipe, a FIFO or a socket. That is not
 // looked up either.
-func (p *processTable) isFed(int) bool { return false }
+func (p *processTable) isFed(int, []string) bool { return false }
 
 // neverExecuted reports whether pid, an unreaped child, is still what it was when it
 // was forked.

@@ -66,7 +66,7 @@ type tree interface {
 	Terminate(sig syscall.Signal, who proctree.Who, until time.Time) (reached int, more bool)
 	Strike(below bool) int
 	Reap() (int, proctree.Event)
-	Holds(files []string, until time.Time) bool
+	Holds(until time.Time) bool
 	Members(limit int) (list []proctree.Member, more bool)
 	Survivors() []outcome.Survivor
 	Disown()
@@ -88,7 +88,6 @@ type run struct {
 	settings Settings
 	spec     proctree.Spec
 	placed   []int     // which of the leader's descriptors are at their numbers
-	given    []string  // the names of the files that are the leader's 0, 1 and 2
 	deadline time.Time // zero: none
 	ladder   proctree.Ladder
 
@@ -467,7 +466,7 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 	for i, n := range m.Numbers {
 		r.spec.Files[n] = files[i+1]
 		if n < 3 {
-			r.given = appendName(r.given, files[i+1])
+			r.spec.Given = appendName(r.spec.Given, files[i+1])
 		}
 	}
 	r.ladder.Policy = proctree.Policy{
@@ -770,7 +769,7 @@ func (s *server) lookAgain(now time.Time) {
 // ladder. To look takes a quarter of the time at most.
 func (s *server) linger(now time.Time) {
 	r := s.run
-	if now.Before(r.lingerEnd) && s.tree.Holds(r.given, r.lingerEnd) {
+	if now.Before(r.lingerEnd) && s.tree.Holds(r.lingerEnd) {
 		done := time.Now()
 		r.lookAgain = done.Add(max(r.lookWait, 3*done.Sub(now)))
 		if r.lookAgain.After(r.lingerEnd) {

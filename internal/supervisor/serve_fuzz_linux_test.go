@@ -73,17 +73,17 @@ func newStubTree(t *testing.T, m stubManner) *stubTree {
 
 func (s *stubTree) wake() { _, _ = unix.Write(s.news, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
 
-func (s *stubTree) FD() int                                { return s.news }
-func (s *stubTree) LeaderFD() int                          { return -1 }
-func (s *stubTree) ForkingThread() int                     { return 0 }
-func (s *stubTree) Executed() bool                         { return s.starting && s.manner != notThere }
-func (s *stubTree) StartRuledOut() bool                    { return s.starting && s.manner == notThere }
-func (s *stubTree) Holds(files []string, _ time.Time) bool { return len(files) > 0 && s.manner == deaf }
-func (s *stubTree) Usage() outcome.Usage                   { return outcome.Usage{} }
-func (s *stubTree) Forget()                                {}
-func (s *stubTree) SetEar(func() bool)                     {}
-func (s *stubTree) Disown()                                {}
-func (s *stubTree) ResumeWard(int)                         {}
+func (s *stubTree) FD() int              { return s.news }
+func (s *stubTree) LeaderFD() int        { return -1 }
+func (s *stubTree) ForkingThread() int   { return 0 }
+func (s *stubTree) Executed() bool       { return s.starting && s.manner != notThere }
+func (s *stubTree) StartRuledOut() bool  { return s.starting && s.manner == notThere }
+func (s *stubTree) Holds(time.Time) bool { return len(s.spec.Given) > 0 && s.manner == deaf }
+func (s *stubTree) Usage() outcome.Usage { return outcome.Usage{} }
+func (s *stubTree) Forget()              {}
+func (s *stubTree) SetEar(func() bool)   {}
+func (s *stubTree) Disown()              {}
+func (s *stubTree) ResumeWard(int)       {}
 
 func (s *stubTree) Leader() int {
 	if s.leader {
