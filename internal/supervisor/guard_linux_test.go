@@ -411,6 +411,7 @@ func TestManySupervisors(t *testing.T) {
 // before the tracer lets go of it. What a supervisor has left is ended all the same, and
 // swept for if the guard cannot.
 func TestHelperIsTraced(t *testing.T) {
+	needsRoot(t) // others cannot trace one
 	t.Parallel()
 	for _, traced := range []string{"supervisor", "guard"} {
 		t.Run(traced, func(t *testing.T) {

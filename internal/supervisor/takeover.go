@@ -57,6 +57,7 @@ func init() {
 	if why := checkDoor(); why != "" {
 		refuse(why)
 	}
+	denyAccess()
 	runtime.LockOSThread()
 	if name == guardName {
 		serveGuard()
