@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"curfew/adapter"
+	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
 
@@ -131,8 +133,14 @@ func newRunCommand() *cobra.Command {
 	return cmd
 }
 
+// startThreads is for what begins while the first helper is being started: copying, and
+// waiting for signals and for our parent. The library adds more.
+const startThreads = 4
+
 // run runs the CLI and returns the exit code.
 func (f *runFlags) run(argv []string) int {
+	runtime.GOMAXPROCS(2) // the more, the more threads can be wanted
+	supervisor.IdleThreads(startThreads)
 	v := newVoice(os.Stderr)
 	defer v.close()
 	var rep *report

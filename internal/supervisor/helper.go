@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -82,6 +83,9 @@ func environment() []string {
 	} else {
 		// Helpers of a caller that has died are no suspects of each other's.
 		env = append(env, TrackerVariable+"=1", Mark("helper"), frozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
+	}
+	if !callerReady.Load() {
+		env = append(env, roomVar+"="+strconv.Itoa(callerThreads))
 	}
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "HOME=", "PATH=", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
@@ -225,8 +229,27 @@ func (h *Helper) greet(ctx context.Context) error {
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
 	}
 	h.pid, h.state, h.known, h.greeted = m.Hello.PID, m.Hello.State, m.Hello.StateKnown, true
+	prepareCaller()
 	return nil
 }
+
+// callerThreads is how many idle threads a caller has ready before its first CLI
+// starts: for the goroutines of an invocation that wait in a system call (copying to
+// a file, a poll), and for those that they wake.
+const callerThreads = 6
+
+// prepareCaller starts them once, after a helper has shown that there is room for them
+// (see roomVar): the runtime ends a process in which it cannot start one.
+var prepareCaller = sync.OnceFunc(func() {
+	startThreads(callerThreads, 0)
+	callerReady.Store(true)
+})
+
+var callerReady atomic.Bool
+
+// IdleThreads makes the Go runtime have some idle threads, or ends the process. It is for
+// one that has a few already and must not fail while its first helper takes the rest.
+func IdleThreads(n int) { startThreads(n, 0) }
 
 // howEnded says how a helper that has hung up has ended, as far as that is known: a
 // guard's children are the guard's to reap.
@@ -255,6 +278,10 @@ type startWords struct {
 // keptWords is how much of it is kept.
 const keptWords = 1 << 10
 
+// stacksBegin is what the Go runtime writes between the reason why it ends a process,
+// such as that it cannot start a thread, and many lines that say less.
+var stacksBegin = [][]byte{[]byte("\nSIGABRT: abort\n"), []byte("\n\ngoroutine "), []byte("\n\nruntime stack:")}
+
 // keepWords returns what is to be the helper's stderr, and what closes our descriptor
 // of it: without a pipe, null.
 func (h *Helper) keepWords(null int) (fd int, drop func()) {
@@ -270,6 +297,13 @@ func (h *Helper) keepWords(null int) (fd int, drop func()) {
 		for {
 			n, err := r.Read(buf[:])
 			words.last = append(words.last, buf[:n]...)
+			for _, s := range stacksBegin {
+				if i := bytes.Index(words.last, s); i >= 0 && err == nil {
+					words.last = words.last[:i]
+					_, _ = io.Copy(io.Discard, r) // the helper must not wait for us
+					return
+				}
+			}
 			words.last = words.last[max(len(words.last)-keptWords, 0):]
 			if err != nil {
 				return

@@ -85,3 +85,6 @@ type FileFlags struct{}
 func ReadFileFlags(int) FileFlags { return FileFlags{} }
 
 func (FileFlags) Restore(int) {}
+
+// IdleThreads does nothing: there are no CLIs.
+func IdleThreads(int) {}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -86,6 +87,10 @@ func isSocket(fd int) bool {
 // aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
 const spareThreads = 4
 
+// roomVar tells the first helper of a caller for how many threads of that there must be
+// room, too: see prepareCaller.
+const roomVar = "CURFEW_HELPER_ROOM"
+
 // spareFiles is how many descriptors a helper needs at the least, beyond those that it
 // starts with.
 const spareFiles = 16
@@ -105,25 +110,34 @@ func settle() error {
 	// if it cannot: a CLI can take that right away from us.
 	time.Sleep(time.Nanosecond)
 
-	// Threads that are all blocked at once are all different; afterwards they
-	// idle, and the runtime takes one of them before it starts another.
+	room, _ := strconv.Atoi(os.Getenv(roomVar))
+	_ = os.Unsetenv(roomVar) // the next helper need not
+	startThreads(spareThreads, min(room, callerThreads))
+	return nil
+}
+
+// startThreads makes the Go runtime have idle threads, of which it takes one before it
+// starts another; it never ends them. The passing ones only show that they could be had.
+func startThreads(staying, passing int) {
+	// Threads that are all blocked at once are all different.
 	var ready, over sync.WaitGroup
 	release := make(chan struct{})
-	for range spareThreads {
+	for i := range staying + passing {
 		ready.Add(1)
 		over.Add(1)
 		go func() {
 			runtime.LockOSThread()
 			ready.Done()
 			<-release
-			runtime.UnlockOSThread()
+			if i < staying {
+				runtime.UnlockOSThread() // or the thread ends with the goroutine
+			}
 			over.Done()
 		}()
 	}
 	ready.Wait()
 	close(release)
 	over.Wait()
-	return nil
 }
 
 // checkFiles returns an error if there are not enough descriptors to be had.
