@@ -90,7 +90,7 @@ func inheritsRole(args []string) error {
 
 // ownGroup is a line of /proc/PID/cgroup with the cgroup that a CLI has of its
 // own, if there is one for it.
-var ownGroup = regexp.MustCompile(`(?m)^(0::.*?)(/curfew-\d+-\d+|/)$`)
+var ownGroup = regexp.MustCompile(`(?m)^(0::.*?)(/curfew-\d+-\d+-[0-9a-f]+|/)$`)
 
 // HUP and INT are ignored in the CLI while the caller ignores them, and not
 // after.
