@@ -448,7 +448,7 @@ func (h *hostile) play(s *script) {
 		case doOther:
 			h.say(pick(s, []*message{
 				{Ready: &struct{}{}}, {Hello: &helloMessage{Version: 1}}, {Done: &Done{}}, {Started: &Started{}}, {Exited: &outcome.Exit{}},
-				{Swept: &Swept{}}, {Failed: &failedMessage{Text: "x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}},
+				{Swept: &Swept{}}, {Failed: &failedMessage{Text: "x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}}, {Drain: &drainMessage{1}},
 			}), nil)
 		case doJSON:
 			j := pick(s, oddJSON)
@@ -782,6 +782,8 @@ func serverSeeds() []serverSeed {
 		{"a word of the helper's", polite, []byte{doOther, 2}, true},
 		{"a word for the guard", polite, []byte{doSpawn, 0}, true},
 		{"a question for the guard", polite, []byte{doLost, 0}, true},
+		{"pipes where nothing was left", polite, []byte{doOther, 9}, true},
+		{"pipes while it runs", polite, join(good(), linger, []byte{doOther, 9}), true},
 		{"descriptors without end", polite, join([]byte{doFiles, 255}, stop, []byte{doFlood, 20}), true},
 		{"a stop with a signal that is none", polite, join(good(), linger, []byte{doStop, 0, 0, 4, 0, 0}), true},
 		{"a stop with a huge signal", polite, join(good(), linger, []byte{doStop, 0, 0, 9, 0, 0}), true},
