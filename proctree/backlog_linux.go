@@ -30,6 +30,7 @@ import (
 type backlog struct {
 	kernelReaps bool // SIGCHLD is ignored
 	used        bool // it was, and it was not looked since who has vanished
+	dying       bool // the kernel has begun to reap the leader, and its exit is not to be had yet
 	killing     bool // it was, in this kill phase
 	until       time.Time
 	passes      int       // of this kill phase, since before
@@ -101,7 +102,12 @@ func (t *Tree) behind(ev *Event) {
 // still reaps; then nothing reports the next death.
 func (t *Tree) caughtUp() bool {
 	b := &t.backlog
+	if b.dying {
+		b.next = time.Now().Add(unheardEvery)
+		return true
+	}
 	if !b.kernelReaps {
+		b.next = time.Time{}
 		return false
 	}
 	var children uint64
@@ -197,8 +203,8 @@ func (t *Tree) seeVanished(ev *Event) {
 	if !t.backlog.used {
 		return
 	}
-	// What the kernel has begun to reap counts as reaped here.
-	t.backlog.used = t.backlog.kernelReaps
+	// What the kernel has begun to reap is no child any more.
+	t.backlog.used, t.backlog.dying = t.backlog.kernelReaps, false
 	vanished := func(pidfd int) bool {
 		if pidfd < 0 {
 			return false
@@ -214,10 +220,18 @@ func (t *Tree) seeVanished(ev *Event) {
 	if t.leader == 0 || !vanished(t.leaderFD) {
 		return
 	}
-	t.leader = 0
-	if ws, ok := keptExit(t.leaderFD); ok {
+	ws, ok := keptExit(t.leaderFD)
+	if !ok && unreaped(t.leaderFD) {
+		// The pidfd gets the exit a moment before the pid is free. Until then the
+		// tree is not over.
+		t.backlog.used, t.backlog.dying = true, true
+		ev.Empty = false
+		return
+	}
+	if ok {
 		ev.Exit = exitFrom(ws)
 	}
+	t.leader = 0
 	t.closeLeaderFD()
 }
 

@@ -697,7 +697,7 @@ func (t *Tree) Reap() (int, Event) {
 	switch {
 	case ev.Empty:
 		t.reapAgain()
-	case t.backlog.kernelReaps:
+	case t.backlog.kernelReaps || t.backlog.dying:
 		ev.Unheard = true
 	default:
 		t.await()
