@@ -25,11 +25,12 @@ vet: ## go vet
 
 # The files of macOS are checked from here too. What only Linux uses would count as unused there.
 lint: ## staticcheck, for this system and for macOS
-	$(GO) tool staticcheck ./...
-	GOOS=darwin CGO_ENABLED=0 $$($(GO) tool -n staticcheck) -checks inherit,-U1000 ./...
+	staticcheck=$$($(GO) -C tools tool -n staticcheck) && $$staticcheck ./... && \
+	GOOS=darwin CGO_ENABLED=0 $$staticcheck -checks inherit,-U1000 ./...
 
-tidy: ## fail if go mod tidy would change go.mod or go.sum
+tidy: ## fail if go mod tidy would change a go.mod or go.sum
 	$(GO) mod tidy -diff
+	$(GO) -C tools mod tidy -diff
 
 test: ## the tests
 	$(GO) test ./...

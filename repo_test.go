@@ -62,6 +62,46 @@ func TestNoReplaceDirectives(t *testing.T) {
 	}
 }
 
+// A program that imports adapter needs golang.org/x/sys and nothing else, and its go.mod
+// says so. What only the command and the tests need can still raise the version of a
+// module that the program has already; developers' tools cannot.
+func TestHostNeedsLittle(t *testing.T) {
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "main.go"), []byte("package main\n\nimport _ \""+module+"/adapter\"\n\nfunc main() {}\n"))
+	writeFile(t, filepath.Join(dir, "go.mod"), []byte("module host\n\ngo 1.26.0\n\nrequire "+module+" v0.0.0\n\nreplace "+module+" => "+root+"\n"))
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command("go", args...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	run("mod", "tidy")
+	var mod struct{ Require []struct{ Path string } }
+	if err := json.Unmarshal([]byte(run("mod", "edit", "-json")), &mod); err != nil {
+		t.Fatal(err)
+	}
+	var needs []string
+	for _, r := range mod.Require {
+		needs = append(needs, r.Path)
+	}
+	if want := []string{module, "golang.org/x/sys"}; !slices.Equal(needs, want) {
+		t.Errorf("a program that imports adapter needs %q, want %q", needs, want)
+	}
+	for m := range strings.Lines(run("list", "-m", "all")) {
+		if name, _, _ := strings.Cut(strings.TrimSpace(m), " "); slices.Contains([]string{"honnef.co/go/tools", "github.com/BurntSushi/toml"}, name) {
+			t.Errorf("a program that imports adapter gets a developers' tool: %s", m)
+		}
+	}
+}
+
 func TestImportsPointOneWay(t *testing.T) {
 	for _, f := range goFiles(t) {
 		from := layerOf(f.dir)
