@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -181,17 +182,17 @@ func TestHostileSupervisor(t *testing.T) {
 		{"another version", word(`{"hello":{"version":7,"pid":1}}`), "", outcome.NotStarted},
 		{"no hello", started, "", outcome.NotStarted},
 		{"gone after the hello", hello, "", outcome.Unknown},
-		{"mute after the hello", hello, "exec sleep 50", outcome.Unknown},
-		{"mute after the start", hello + started, "exec sleep 50", outcome.Unknown},
-		{"stopping without end", hello + started, "while cat $0.again >&3; do sleep 0.01; done", outcome.Unknown},
-		{"a report of nothing", hello + started + done(`{}`), "exec sleep 50", outcome.Unknown},
-		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"Code":0}}`), "exec sleep 50", outcome.Succeeded},
+		{"mute after the hello", hello, "waits", outcome.Unknown},
+		{"mute after the start", hello + started, "waits", outcome.Unknown},
+		{"stopping without end", hello + started, "goes on", outcome.Unknown},
+		{"a report of nothing", hello + started + done(`{}`), "waits", outcome.Unknown},
+		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"Code":0}}`), "waits", outcome.Succeeded},
 		{"a result that is none", hello + started + done(`{"cleanup":{"Result":"fine","Proof":"none"}}`), "", outcome.Unknown},
 		{"a code and a signal", hello + started + done(`{"started":true,"exit":{"Code":0,"Signal":9},`+empty+`}`), "", outcome.Unknown},
 		{"an exit code that is none", hello + started + done(`{"started":true,"exit":{"Code":4711},`+empty+`}`), "", outcome.Unknown},
 		{"executed and not executed", hello + started + done(`{"started":true,"not_executed":true,"exit":{"Code":0},`+empty+`}`), "", outcome.Unknown},
-		{"exited twice", hello + started + exited + exited, "exec sleep 50", outcome.Succeeded},
-		{"a frame without end", hello + started + "\x00\x00\xff\xff\x00\x00\x00\x00{", "exec sleep 50", outcome.Unknown},
+		{"exited twice", hello + started + exited + exited, "waits", outcome.Succeeded},
+		{"a frame without end", hello + started + "\x00\x00\xff\xff\x00\x00\x00\x00{", "waits", outcome.Unknown},
 		{"an exit, and lost", hello + started + exited, "", outcome.Succeeded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -199,10 +200,7 @@ func TestHostileSupervisor(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "helper")
 			// What follows the hello is an answer to the request.
 			says, greeted := strings.CutPrefix(tt.says, hello)
-			script := "#!/bin/sh\ncat $0.says >&3\n" + tt.after + "\n"
-			if greeted {
-				script = "#!/bin/sh\ncat $0.hello >&3\ndd bs=1M count=1 <&3 >$0.asked 2>/dev/null\ncat $0.says >&3\n" + tt.after + "\n"
-			}
+			script := fmt.Sprintf("#!/bin/sh\nexec env -u CURFEW_HELPER %s='plays the supervisor' '%s' $0 %t '%s'\n", roleVar, os.Args[0], greeted, tt.after)
 			if err := errors.Join(os.WriteFile(file+".says", []byte(says), 0o666), os.WriteFile(file+".hello", []byte(hello), 0o666), os.WriteFile(file+".again", []byte(stopping), 0o666), os.WriteFile(file, []byte(script), 0o755)); err != nil {
 				t.Fatal(err)
 			}
@@ -255,4 +253,44 @@ func TestHostileSupervisor(t *testing.T) {
 			}
 		})
 	}
+}
+
+func init() { roles["plays the supervisor"] = playsRole }
+
+// playsRole writes what is in its files to its socket.
+func playsRole(args []string) error {
+	file, greeted, after := args[0], args[1] == "true", args[2]
+	socket := os.NewFile(3, "socket")
+	say := func(what string) error {
+		b, err := os.ReadFile(file + what)
+		if err == nil {
+			_, err = socket.Write(b)
+		}
+		return err
+	}
+	if greeted {
+		if err := say(".hello"); err != nil {
+			return err
+		}
+		request := make([]byte, 1<<20)
+		n, err := socket.Read(request)
+		if err == nil {
+			err = os.WriteFile(file+".asked", request[:n], 0o600)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := say(".says"); err != nil {
+		return err
+	}
+	switch after {
+	case "waits":
+		time.Sleep(50 * time.Second)
+	case "goes on":
+		for say(".again") == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	return nil
 }

@@ -9,13 +9,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/outcome"
 )
 
 func init() {
 	roles["has a thief"] = hasAThiefRole
 	roles["takes sockets"] = takesSocketsRole
+	roles["speaks for its supervisor"] = speaksRole
 }
 
 // A CLI of the same user takes no descriptor of its supervisor or of the guard, and
@@ -74,4 +78,125 @@ func takesSocketsRole(args []string) error {
 	}
 	fmt.Println(strings.Join(can, "; "))
 	return nil
+}
+
+// What a CLI says over its supervisor's socket is not taken for its supervisor's word,
+// where it has the right to take that socket.
+func TestCLISpeaksForItsSupervisor(t *testing.T) {
+	needsRoot(t)
+	t.Parallel()
+	for _, says := range []string{"a message", "half a message"} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			var p Pool
+			defer p.Close()
+			env := append(os.Environ(), roleVar+"=speaks for its supervisor")
+			h, held := heldRun(t, &p, settings(), env, "/proc/self/exe", says)
+			h.Interrupt(time.Now().Add(patience))
+			for {
+				ev, err := h.Next()
+				if err != nil {
+					if !errors.Is(err, errOther) {
+						t.Errorf("the caller is told %v", err)
+					}
+					break
+				}
+				if ev.Exited != nil || ev.Done != nil {
+					t.Fatalf("the caller believes %+v, %+v", ev.Exited, ev.Done)
+				}
+			}
+			h.Kill()
+			if _, err := h.Swept(time.Now().Add(patience)); err != nil {
+				t.Error(err)
+			}
+			atEOF(t, held)
+			p.Discard(h)
+		})
+	}
+}
+
+func speaksRole(args []string) error {
+	pidfd, err := unix.PidfdOpen(os.Getppid(), 0)
+	if err != nil {
+		return err
+	}
+	socket, err := unix.PidfdGetfd(pidfd, controlFD, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	time.Sleep(100 * time.Millisecond) // the supervisor has said that we run
+	done, err := encode(&message{Done: &Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}}, nil)
+	if err != nil {
+		return err
+	}
+	if args[0] == "half a message" {
+		// The supervisor's next one would finish it, as its raw part.
+		done[7] = 1
+	}
+	if _, err := unix.Write(socket, done); err != nil {
+		return err
+	}
+	if args[0] == "half a message" {
+		return nil
+	}
+	time.Sleep(time.Minute)
+	return nil
+}
+
+// A supervisor is the process that its guard has started. Another one that has its socket
+// while it is being started is not taken for it, nor is what that one sends along.
+func TestAnotherGreets(t *testing.T) {
+	t.Parallel()
+	self := os.Getpid()
+	for name, tt := range map[string]struct {
+		order   []string
+		spawned int
+		ok      bool
+	}{
+		"first the guard":      {[]string{"spawned", "hello"}, self, true},
+		"first the supervisor": {[]string{"hello", "spawned"}, self, true},
+		"another":              {[]string{"spawned", "hello"}, self + 1, false},
+		"another, first":       {[]string{"hello", "spawned"}, self + 1, false},
+		"twice":                {[]string{"hello", "hello"}, self, false},
+		"without the guard":    {[]string{"hello"}, self, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pair, err := socketpair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := newHelper("stub", pair[0])
+			other, err := socketpair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeAll(other[1:])
+			h.guard = &Guard{Helper: newHelper("stub", other[0])}
+			defer h.guard.conn.Close()
+			h.guard.pid, h.guard.sender = self, self
+			greeted := make(chan error, 1)
+			go func() { greeted <- h.greet(t.Context()) }()
+			for _, what := range tt.order {
+				for h.Pending() { // what two processes send does not come at once
+					time.Sleep(time.Millisecond)
+				}
+				m, files := &message{Spawned: &spawnedMessage{tt.spawned}}, []int(nil)
+				if what == "hello" {
+					m, files = &message{Hello: &helloMessage{Version: protocolVersion, PID: self, Pidfd: true}}, []int{pidfd(t, self)}
+				}
+				if err := sendOn(pair[1], m, files); err != nil {
+					t.Fatal(err)
+				}
+			}
+			unix.Close(pair[1])
+			err = <-greeted
+			if (err == nil) != tt.ok || (h.pidfd >= 0) != tt.ok {
+				t.Errorf("%v, pidfd %d", err, h.pidfd)
+			}
+			h.conn.Close()
+			h.dropPidfd()
+		})
+	}
 }

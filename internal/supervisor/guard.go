@@ -84,6 +84,7 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	answer := newHelper(h.exe, pair[0])
+	answer.sender = h.guard.sender
 	defer answer.Close(0) // with what came with the answer
 	err = h.guard.tellWith(&message{Lost: &lostMessage{h.id}}, []int{pair[1]})
 	unix.Close(pair[1])

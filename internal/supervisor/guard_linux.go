@@ -252,6 +252,7 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		} else {
 			s.pid, s.group = ev.Ward, proctree.GroupName(ev.Ward, s.id)
 			g.living[s.pid] = s
+			_ = sendOn(order.socket, &message{Spawned: &spawnedMessage{s.pid}}, nil) // a caller that is gone needs no supervisor
 		}
 		closeAll([]int{order.socket, order.caller, order.stderr})
 	}

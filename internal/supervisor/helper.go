@@ -43,6 +43,10 @@ type Helper struct {
 	words *startWords      // nil: not kept
 	guard *Guard           // its parent; nil if we are
 
+	tells  bool // who has sent what comes over conn
+	sender int  // the process that all its messages must come from, as our kernel numbers it; 0: not known
+	from   int  // the process that the last bytes came from
+
 	id      string // stands for it and for no other, whatever becomes of its pid
 	exe     string // what was executed
 	state   State
@@ -159,6 +163,9 @@ func start(name, exe string, journal []string) (*Helper, error) {
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
 	h.pid, h.exact = h.child, identify(h.child)
+	if h.tells {
+		h.sender = h.child
+	}
 	return h, nil
 }
 
@@ -171,7 +178,7 @@ func socketpair() ([2]int, error) {
 
 func newHelper(exe string, socket int) *Helper {
 	_ = unix.SetNonblock(socket, true) // it is a socket: this cannot fail
-	return &Helper{id: newID(), exe: exe, pidfd: -1, ready: true, conn: os.NewFile(uintptr(socket), "curfew control socket")}
+	return &Helper{id: newID(), exe: exe, pidfd: -1, ready: true, tells: tellSenders(socket), conn: os.NewFile(uintptr(socket), "curfew control socket")}
 }
 
 // nullDescriptor opens something that gives and takes nothing.
@@ -198,14 +205,34 @@ func (h *Helper) greet(ctx context.Context) error {
 	over := context.AfterFunc(ctx, func() { h.Interrupt(time.Unix(1, 0)) })
 	defer over()
 	defer h.words.close()
-	var m *message
-	hear := func(look time.Time) (err error) {
-		h.Interrupt(look)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	// Of a supervisor that a guard has started we know from the guard which process it is.
+	byGuard := h.tells && h.guard != nil && h.guard.sender != 0
+	defer func() {
+		if byGuard && h.sender == 0 {
+			h.dropPidfd() // whose it is, is not known
 		}
-		m, _, err = h.read()
-		return err
+	}()
+	var m *message
+	from, spawned := 0, 0
+	hear := func(look time.Time) error {
+		h.Interrupt(look)
+		for m == nil || byGuard && spawned == 0 && m.Hello != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			next, _, err := h.read()
+			switch {
+			case err != nil:
+				return err
+			case next.Spawned == nil && m == nil:
+				m, from = next, h.from
+			case next.Spawned != nil && byGuard && h.from == h.guard.sender:
+				spawned = next.Spawned.PID
+			default:
+				return errOther
+			}
+		}
+		return nil
 	}
 	until := time.Now().Add(handshakeLimit)
 	var err error
@@ -227,6 +254,13 @@ func (h *Helper) greet(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", errRefused, m.Failed)
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
+	}
+	if byGuard {
+		// Where the guard is in another pid namespace its numbers are not ours.
+		if h.guard.pid == h.guard.sender && from != spawned {
+			return fmt.Errorf("%w: %w", errRefused, errOther)
+		}
+		h.sender = from
 	}
 	h.pid, h.state, h.known, h.greeted = m.Hello.PID, m.Hello.State, m.Hello.StateKnown, true
 	prepareCaller()
@@ -365,6 +399,15 @@ func (h *Helper) read() (*message, []byte, error) {
 	}
 }
 
+func (h *Helper) dropPidfd() {
+	h.end.Lock()
+	defer h.end.Unlock()
+	if h.pidfd >= 0 {
+		unix.Close(h.pidfd)
+		h.pidfd = -1
+	}
+}
+
 // dropFiles closes descriptors that came with no message they belong to.
 func (h *Helper) dropFiles() {
 	closeAll(h.in.files)
@@ -373,18 +416,15 @@ func (h *Helper) dropFiles() {
 
 // receive reads into h.buf, waiting as a Read of the connection does.
 func (h *Helper) receive() (n int, files []int, err error) {
-	if h.greeted {
-		n, err = h.conn.Read(h.buf) // no descriptors come after the first message
-		return n, nil, err
-	}
 	raw, err := h.conn.SyscallConn()
 	if err != nil {
 		return 0, nil, err
 	}
-	var oob [64]byte
+	var oob [128]byte // for a descriptor, and the sender's ids
 	var failed error
+	from := 0
 	err = raw.Read(func(fd uintptr) bool {
-		n, files, _, failed = receive(int(fd), h.buf, oob[:])
+		n, files, from, _, failed = receiveFrom(int(fd), h.buf, oob[:])
 		return failed != unix.EAGAIN
 	})
 	switch {
@@ -392,9 +432,18 @@ func (h *Helper) receive() (n int, files []int, err error) {
 		failed = nil
 	case err == nil && failed == nil && n == 0:
 		failed = io.EOF
+	case err == nil && failed == nil:
+		// A message begins and ends with one process, which can have no other finish it.
+		if h.sender != 0 && from != h.sender || len(h.in.buf) > 0 && from != h.from {
+			failed = errOther
+		}
+		h.from = from
 	}
 	return n, files, errors.Join(failed, err)
 }
+
+// errOther means that another process than the helper writes to its socket.
+var errOther = fmt.Errorf("%w: a message from another process", errProtocol)
 
 // runLimit bounds how long a helper may take to accept a request. It is idle, so
 // that one which takes longer hangs.
@@ -603,12 +652,7 @@ func (h *Helper) Close(limit time.Duration) bool {
 			time.Sleep(min(time.Until(end), time.Millisecond))
 		}
 	}
-	h.end.Lock()
-	defer h.end.Unlock()
-	if h.pidfd >= 0 {
-		unix.Close(h.pidfd)
-		h.pidfd = -1
-	}
+	h.dropPidfd()
 	return true
 }
 

@@ -73,7 +73,7 @@ func speak(s *script) (all []speech) {
 		case sayRaw:
 			say(s.take(int(s.byte())))
 		case sayHello:
-			h := &helloMessage{Version: pick(s, []int{1, 0, 2, -1, math.MaxInt64}), PID: pick(s, []int{4711, 0, -1, 1, math.MaxInt64})}
+			h := &helloMessage{Version: pick(s, []int{protocolVersion, 0, 1, -1, math.MaxInt64}), PID: pick(s, []int{4711, 0, -1, 1, math.MaxInt64})}
 			flags := s.byte()
 			h.StateKnown, h.Pidfd = flags&1 != 0, flags&2 != 0
 			files += int(flags>>2) % 8
@@ -98,8 +98,8 @@ func speak(s *script) (all []speech) {
 			word(pick(s, []*message{{Run: &runMessage{}}, {Stop: &StopRequest{}}, {Spawn: &spawnMessage{"5"}}, {Lost: &lostMessage{}}, {Signal: &signalMessage{}},
 				{Run: &runMessage{Settings: Settings{Numbers: make([]int, 400)}}}}))
 		case sayJSON:
-			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"Code":1e3}}`, `{"hello":{"version":1,"state":["a","b"]}}`,
-				`{"hello":{"version":1,"state":{}}}`, `{"done":{"cleanup":{"Ended":[{"PID":"x"}]}}}`, `{"done":null}`, `{"swept":{"ended":{}}}`}, oddJSON...))
+			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"Code":1e3}}`, `{"hello":{"version":2,"state":["a","b"]}}`,
+				`{"hello":{"version":2,"state":{}}}`, `{"done":{"cleanup":{"Ended":[{"PID":"x"}]}}}`, `{"done":null}`, `{"swept":{"ended":{}}}`}, oddJSON...))
 			b := binary.BigEndian.AppendUint32(nil, uint32(len(j)))
 			say(append(binary.BigEndian.AppendUint32(b, 0), j...))
 		case sayHead:

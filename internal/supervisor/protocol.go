@@ -50,6 +50,9 @@ type message struct {
 	// From the guard, on a socket of its own for each question.
 	Swept *Swept `json:"swept,omitempty"`
 
+	// From the guard, on the socket of the supervisor that it has started.
+	Spawned *spawnedMessage `json:"spawned,omitempty"`
+
 	// From either.
 	Hello       *helloMessage `json:"hello,omitempty"`
 	Started     *Started      `json:"started,omitempty"`
@@ -99,6 +102,12 @@ const maxDrains = 2
 // then on; it is never used for another one, as its pid can be.
 type spawnMessage struct {
 	ID string `json:"id"`
+}
+
+// spawnedMessage says which process the guard has started as a supervisor. Only that one
+// is heard on the socket afterwards: somebody else can have taken a descriptor of it.
+type spawnedMessage struct {
+	PID int `json:"pid"` // as the guard numbers it
 }
 
 // validID reports whether id can be that of a supervisor. It becomes a part of a name.
@@ -365,7 +374,7 @@ func decode(b []byte) (*message, error) {
 		return nil, fmt.Errorf("%w: %v", errProtocol, err)
 	}
 	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Hello != nil, m.Started != nil,
+	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Spawned != nil, m.Hello != nil, m.Started != nil,
 		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
 		if set {
 			said++

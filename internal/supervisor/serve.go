@@ -361,14 +361,21 @@ func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []b
 // receive reads bytes and descriptors without blocking. cut: some descriptors did
 // not come through.
 func receive(fd int, buf, oob []byte) (n int, files []int, cut bool, err error) {
+	n, files, _, cut, err = receiveFrom(fd, buf, oob)
+	return n, files, cut, err
+}
+
+// receiveFrom also returns the pid of the process that has sent the bytes, 0 if the
+// socket does not tell. What two processes have sent never comes at once.
+func receiveFrom(fd int, buf, oob []byte) (n int, files []int, from int, cut bool, err error) {
 	for {
 		if errno := fault.At(fault.Recvmsg); errno != 0 {
 			err = errno
 		} else {
-			n, files, cut, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
+			n, files, from, cut, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
 		}
 		if err != unix.EINTR {
-			return n, files, cut, err
+			return n, files, from, cut, err
 		}
 	}
 }

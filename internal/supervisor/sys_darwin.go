@@ -72,7 +72,7 @@ func poll(fds []unix.PollFd, until time.Time) error {
 
 // recvmsg reads bytes and descriptors without blocking. Nothing is forked before they
 // are close-on-exec.
-func recvmsg(fd int, b, oob []byte) (n int, files []int, cut bool, err error) {
+func recvmsg(fd int, b, oob []byte) (n int, files []int, from int, cut bool, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT)
@@ -82,8 +82,11 @@ func recvmsg(fd int, b, oob []byte) (n int, files []int, cut bool, err error) {
 	for _, fd := range files {
 		unix.CloseOnExec(fd)
 	}
-	return n, files, flags&unix.MSG_CTRUNC != 0, err
+	return n, files, 0, flags&unix.MSG_CTRUNC != 0, err
 }
+
+// tellSenders returns false: a socket does not tell who has sent what.
+func tellSenders(int) bool { return false }
 
 func newSocketpair() (pair [2]int, err error) {
 	syscall.ForkLock.RLock()
