@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,10 +81,13 @@ func (h *heldPipe) isFree(within time.Duration) {
 	}
 }
 
+// inGroup matches what a CLI that has a cgroup of its own reads of itself.
+var inGroup = regexp.MustCompile(`(?m)^0::(.*/curfew-\d+-\d+-[^/\n]+)$`)
+
 // groupDir is where the cgroup of a CLI is, from what it has read of itself.
 func groupDir(t *testing.T, content []byte) string {
 	t.Helper()
-	m := regexp.MustCompile(`(?m)^0::(.*/curfew-\d+)$`).FindSubmatch(content)
+	m := inGroup.FindSubmatch(content)
 	if m == nil {
 		return ""
 	}
@@ -104,7 +108,7 @@ func needsGroups(t *testing.T, a *Adapter) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !regexp.MustCompile(`(?m)^0::.*/curfew-\d+$`).Match(o.Stdout) {
+	if !inGroup.Match(o.Stdout) {
 		t.Skip("no cgroup (v2) can be made here below the own one")
 	}
 }
@@ -217,22 +221,29 @@ func TestEntersAnotherNamespace(t *testing.T) {
 		_ = init.Process.Kill()
 		_ = init.Wait()
 	}()
-	script := fmt.Sprintf("nsenter --pid=/proc/%d/ns/pid -- sh -c '(trap \"\" TERM; exec setsid sh -c \"echo there >&3; sleep %s\") & sleep 0.05'; exit 0", init.Process.Pid, tooLong)
-	for _, plain := range []bool{false, true} {
-		a := newAdapter(t, Options{NoCgroup: plain})
-		if !plain {
+	script := fmt.Sprintf(`rm -f said; nsenter --pid=/proc/%d/ns/pid -- sh -c '
+		(trap "" TERM; exec setsid sh -c "echo there >&3; : >said; exec sleep %s") & while [ ! -e said ]; do sleep 0.01; done'; exit 0`, init.Process.Pid, tooLong)
+	dir := t.TempDir()
+	const leaves = `d=/sys/fs/cgroup/unified; [ -d $d ] || d=/sys/fs/cgroup
+		g=$(sed -n s/^0:://p /proc/self/cgroup); echo $$ >$d${g%/*}/cgroup.procs || exit 1; `
+	for _, how := range []struct{ left, plain bool }{{false, false}, {true, false}, {false, true}} {
+		a := newAdapter(t, Options{NoCgroup: how.plain})
+		if !how.plain {
 			needsGroups(t, a)
 		}
 		h := newHeldPipe(t)
 		c := sh(script)
-		c.ExtraFiles = []*os.File{h.w}
+		if how.left {
+			c = sh(leaves + script)
+		}
+		c.ExtraFiles, c.Dir = []*os.File{h.w}, dir
 		c.Stop = promptly
 		o, err := run(t, a, c)
 		h.says("there")
 		if err != nil || o.Cleanup.Result != outcome.Empty {
-			t.Errorf("plain: %v: %+v, %v", plain, o.Cleanup, err)
+			t.Errorf("%+v: %+v, %v", how, o.Cleanup, err)
 		}
-		if !plain {
+		if !how.plain && !how.left {
 			h.isFree(atOnce)
 			if len(o.Cleanup.Ended) == 0 {
 				t.Error("it is not listed as ended")
@@ -243,9 +254,18 @@ func TestEntersAnotherNamespace(t *testing.T) {
 		h.w.Close()
 		_ = h.r.SetReadDeadline(time.Now().Add(quiet))
 		if _, err := h.r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("it is gone without a cgroup: %v", err)
+			t.Errorf("%+v: it is gone without a cgroup: %v", how, err)
 		}
-		_ = init.Process.Kill() // the namespace ends with its init
+		// It fell to the namespace's init, which reaps nobody.
+		fallen, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", init.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range strings.Fields(string(fallen)) {
+			if n, err := strconv.Atoi(pid); err == nil {
+				_ = syscall.Kill(n, syscall.SIGKILL)
+			}
+		}
 		h.isFree(patience)
 	}
 }

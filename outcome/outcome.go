@@ -126,7 +126,9 @@ type Proof string
 
 const (
 	// NoChildren: the kernel answered ECHILD to the process that every orphan
-	// of the tree falls to.
+	// of the tree falls to, and nobody is left in the tree's cgroup, if it has
+	// one. Not covered is a process that left that cgroup, or never had one, and
+	// forked in a pid namespace which it entered (setns(2)) from outside.
 	NoChildren Proof = "no_children"
 	// ChildList: the guard's list of children showed supervisors alone.
 	ChildList Proof = "child_list"
