@@ -326,18 +326,26 @@ func (t *Tree) strikeGroup() (fresh int) {
 	return t.strikeAll(g.procs, g.kill)
 }
 
-// strikeAll notes who is listed and has the kernel kill them all.
+// strikeAll notes who is listed and has the kernel kill them all. None of them needs a
+// signal of its own in a pass over our children; who has no main thread any more, or has
+// just left the group, gets it from a pass below.
 func (t *Tree) strikeAll(procs, kill int) (fresh int) {
 	n := t.proc.readChildren(procs, t.arena, 0)
 	for _, pid := range t.arena[:n] {
 		if pid <= 1 || t.isWard(int(pid)) || t.struck.killed(int(pid)) {
 			continue
 		}
-		if t.note(t.entry(&target{pid: int(pid), pidfd: -1}), syscall.SIGKILL, nil) {
+		e := t.entry(&target{pid: int(pid), pidfd: -1})
+		if t.note(e, syscall.SIGKILL, nil) {
 			fresh++
 		}
+		if e != nil {
+			e.doomed = true
+		}
 	}
-	killGroup(kill)
+	if !killGroup(kill) {
+		t.struck.pardon()
+	}
 	return fresh
 }
 

@@ -19,6 +19,7 @@ func init() {
 	roles["mounted group"] = mountedGroupRole
 	roles["headless elsewhere"] = headlessElsewhereRole
 	roles["headless"] = headlessRole
+	roles["headless child"] = headlessChildRole
 }
 
 // aGroup makes a group in our own one, and returns that one's descriptor, the name and
@@ -150,6 +151,32 @@ func TestHeadlessElsewhere(t *testing.T) {
 		_ = init.Wait()
 	})
 	t.Run("ended", func(t *testing.T) { inTree(t, "headless elsewhere", strconv.Itoa(init.Process.Pid)) })
+}
+
+// A child of ours without a main thread counts as struck with its group, and is not; a
+// pass below ends it.
+func TestHeadlessChild(t *testing.T) { inTree(t, "headless child") }
+
+func headlessChildRole([]string) error {
+	h, err := hold()
+	if err != nil {
+		return err
+	}
+	h.MakeGroup()
+	defer h.CloseGroup()
+	os.Setenv(roleVar, "headless")
+	if err := h.run(nil, os.Args[0]); err != nil {
+		return err
+	}
+	if err := h.until("without a main thread", func() bool {
+		var s stat
+		return h.proc.stat(h.Leader(), &s) && s.thread != 0
+	}); err != nil {
+		return err
+	}
+	h.Strike(false)
+	h.Strike(true)
+	return h.until("empty", func() bool { return h.empty })
 }
 
 func headlessElsewhereRole(args []string) error {

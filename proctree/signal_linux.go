@@ -240,11 +240,13 @@ func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }
 func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }
 
 // killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
-// and to whom they are forking. kill is its cgroup.kill.
-func killGroup(kill int) {
+// and to whom they are forking. kill is its cgroup.kill. If that fails the next strike
+// tries again.
+func killGroup(kill int) bool {
 	if fault.At(fault.Write) != 0 {
-		return // the next strike tries again
+		return false
 	}
 	one := [1]byte{'1'}
-	_, _, _ = unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
+	return errno == 0
 }
