@@ -288,6 +288,7 @@ func readDir(dir string) ([]fs.DirEntry, error) {
 	}
 	defer f.Close()
 	entries, err := f.ReadDir(maxEntries)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	switch {
 	case len(entries) == maxEntries:
 		err = fmt.Errorf("journal: %s has too many entries: %d were read; remove what is not of a journal", dir, maxEntries)
