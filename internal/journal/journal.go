@@ -28,10 +28,12 @@ import (
 	"math/rand/v2"
 	"os"
 	pathpkg "path"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 // Begin is what is known about an invocation before its start.
@@ -81,12 +83,27 @@ type RecordError struct {
 
 func (e *RecordError) Error() string {
 	var path *fs.PathError
-	if errors.As(e.Err, &path) && path.Path == e.Path {
+	if errors.As(e.Err, &path) && path.Path == printable(e.Path) {
 		return "journal: " + e.Err.Error()
 	}
-	return "journal: " + e.Path + ": " + e.Err.Error()
+	return "journal: " + printable(e.Path) + ": " + e.Err.Error()
 }
 func (e *RecordError) Unwrap() error { return e.Err }
+
+// pathError is an error about the file path.
+func pathError(op, path string, err error) error {
+	return &fs.PathError{Op: op, Path: printable(path), Err: err}
+}
+
+// printable returns path quoted if it has characters that could make an error message
+// look like another, or do something to a terminal: any program of this user can put a
+// file into the directory.
+func printable(path string) string {
+	if utf8.ValidString(path) && !strings.ContainsFunc(path, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return path
+	}
+	return strconv.Quote(path)
+}
 
 const (
 	suffix  = ".journal"
@@ -192,7 +209,7 @@ func (j *Journal) Begin(b Begin) error {
 	}
 	path := recordFile(j.dir, b.ID)
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("journal: begin %s: %w", b.ID, &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist})
+		return fmt.Errorf("journal: begin %s: %w", b.ID, pathError("create", path, fs.ErrExist))
 	}
 	if err := writeRecord(j.dir, path, text); err != nil {
 		return fmt.Errorf("journal: begin %s: %w", b.ID, err)
@@ -287,7 +304,7 @@ func Hold(dir, peer string) (release func(), err error) {
 		_, err = os.Lstat(path)
 	}
 	if err == nil && !locked {
-		err = &fs.PathError{Op: "flock", Path: path, Err: fs.ErrNotExist}
+		err = pathError("flock", path, fs.ErrNotExist)
 	}
 	if err != nil {
 		closeFile(fd)
@@ -327,7 +344,7 @@ func writeEnd(path, id string, e End) (Entry, error) {
 	}
 	entry, err := parseRecord(old, id)
 	if err != nil {
-		return Entry{}, &fs.PathError{Op: "read", Path: path, Err: err}
+		return Entry{}, pathError("read", path, err)
 	}
 	if entry.End != nil {
 		// Its writer may have been killed before this.

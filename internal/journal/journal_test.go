@@ -1022,3 +1022,31 @@ func BenchmarkInvocation(b *testing.B) {
 		}
 	}
 }
+
+// A file whose name is made to do something to a terminal does nothing to it.
+func TestHostileNamesAreQuoted(t *testing.T) {
+	t.Parallel()
+	j := open(t, t.TempDir())
+	for _, name := range []string{"\x1b[2Jgone\nall is well.journal", "\xff.journal"} {
+		path := filepath.Join(j.Dir(), name)
+		for _, plant := range []func() error{
+			func() error { return os.WriteFile(path, nil, 0o600) },
+			func() error { return os.Mkdir(path, 0o700) },
+		} {
+			if err := plant(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := j.Recover(t.Context(), time.Second, nil)
+			if err == nil || strings.ContainsAny(err.Error(), "\x1b\n\xff") || !strings.Contains(err.Error(), strconv.Quote(path)) {
+				t.Errorf("%q", err)
+			}
+			_ = os.Remove(path)
+		}
+	}
+	if err := remove("/\x1b/x\n"); err != nil {
+		t.Error(err)
+	}
+	if _, err := openFile("/\x1b/x\n", forReading); err == nil || strings.ContainsAny(err.Error(), "\x1b\n") || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%q", err)
+	}
+}

@@ -59,7 +59,7 @@ func join(dir, peer string) (fd int, err error) {
 	made := temp
 	locked, err := lockProcess(fd, temp)
 	if err == nil && !locked {
-		err = &fs.PathError{Op: "lock", Path: temp, Err: errors.New("held by somebody else")}
+		err = pathError("lock", temp, errors.New("held by somebody else"))
 	}
 	if err == nil {
 		err = rename(temp, path)

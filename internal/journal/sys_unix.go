@@ -35,7 +35,7 @@ func call(name, path string, do func() error) error {
 		case err == nil:
 			return nil
 		case err != unix.EINTR:
-			return &fs.PathError{Op: name, Path: path, Err: err}
+			return pathError(name, path, err)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func openFile(path string, flags int) (fd int, err error) {
 	var st unix.Stat_t
 	err = call("fstat", path, func() error { return unix.Fstat(fd, &st) })
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
+		err = pathError("open", path, errNotRegular)
 	}
 	if err != nil {
 		closeFile(fd)
@@ -84,7 +84,7 @@ func readAll(fd int, path string, limit int) ([]byte, error) {
 		return nil, err
 	}
 	if st.Size > int64(limit) {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: errTooBig}
+		return nil, pathError("read", path, errTooBig)
 	}
 	b := make([]byte, 0, st.Size+1) // one more, to see the end
 	for {
@@ -100,7 +100,7 @@ func readAll(fd int, path string, limit int) ([]byte, error) {
 			return b, nil
 		}
 		if b = b[:len(b)+n]; len(b) > limit {
-			return nil, &fs.PathError{Op: "read", Path: path, Err: errTooBig}
+			return nil, pathError("read", path, errTooBig)
 		}
 		if len(b) == cap(b) {
 			b = append(b, 0)[:len(b)]
