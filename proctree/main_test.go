@@ -3,6 +3,7 @@ package proctree
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -18,6 +19,13 @@ const roleVar = "PROCTREE_TEST_ROLE"
 
 // patience bounds every wait in a role. It is no measure of speed.
 const patience = 20 * time.Second
+
+// A role runs on the main thread, as a helper does.
+func init() {
+	if os.Getenv(roleVar) != "" {
+		runtime.LockOSThread()
+	}
+}
 
 func TestMain(m *testing.M) {
 	fixtures.Main()
