@@ -325,6 +325,11 @@ func survived(o outcome.Outcome, took time.Duration, stop StopPolicy, reason str
 	case len(s) != 1 || s[0].PID <= 1 || s[0].Start.IsZero() || s[0].Name == "" || s[0].State == "" || !strings.Contains(s[0].Reason, reason):
 		return fmt.Errorf("the survivors are %+v, want one with the reason %q", s, reason)
 	}
+	for _, e := range o.Cleanup.Ended {
+		if e.PID == s[0].PID || e.Name == "" || e.Start.IsZero() {
+			return fmt.Errorf("%+v has ended, and %+v survived", e, s[0])
+		}
+	}
 	return nil
 }
 

@@ -134,6 +134,11 @@ func open(wards bool, id string) (*Tree, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, os.NewSyscallError("prctl PR_SET_CHILD_SUBREAPER", err)
 	}
+	// We are no child of ours. Where seccomp forbids to ask, no process could be shown to
+	// be ours, so that none could be signalled or listed.
+	if _, errno := peek(t.self); errno != unix.ECHILD {
+		return nil, os.NewSyscallError("waitid", errno)
+	}
 	t.proc.open()
 	t.openGroups(id)
 	t.pidMax = maxPID
@@ -900,9 +905,14 @@ func (t *Tree) entry(m *target) *pidEntry {
 		e.index = tooMany
 		return e
 	}
+	seen = seen || t.proc.stat(m.pid, &t.scratch)
+	if !seen && !m.there() {
+		e.index = tooMany // it is gone, and can only be counted
+		return e
+	}
 	e.index = int16(len(t.ended))
 	t.ended = append(t.ended, record{pid: m.pid})
-	if seen || t.proc.stat(m.pid, &t.scratch) {
+	if seen {
 		r := &t.ended[e.index]
 		r.start, r.name, r.nameN = t.scratch.start, t.scratch.comm, t.scratch.commN
 	}

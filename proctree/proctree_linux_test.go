@@ -650,3 +650,23 @@ func namesGroupRole([]string) error {
 	fmt.Print(GroupName(7, "test"))
 	return nil
 }
+
+// What was gone before anything could be read of it is counted, and not listed without
+// a name.
+func TestEndedHaveNames(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	tree := &Tree{ended: make([]record, 0, 4)}
+	tree.proc.open()
+	defer closeFD(tree.proc.fd)
+	for _, pid := range []int{cmd.Process.Pid, os.Getpid()} {
+		tree.note(tree.entry(&target{pid: pid, pidfd: -1}), syscall.SIGKILL, nil)
+	}
+	list, more := tree.Ended()
+	if len(list) != 1 || list[0].PID != os.Getpid() || list[0].Name == "" || list[0].Start.IsZero() || more != 1 {
+		t.Errorf("got %+v and %d more", list, more)
+	}
+}

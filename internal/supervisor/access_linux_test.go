@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -198,5 +199,49 @@ func TestAnotherGreets(t *testing.T) {
 			h.conn.Close()
 			h.dropPidfd()
 		})
+	}
+}
+
+func init() { roles["has no waitid"] = noWaitidRole }
+
+// Where waitid is forbidden no process can be shown to be ours: nothing is started, and
+// the reason is given. A tree would be reported as survivors, with an empty list.
+func TestWithoutWaitid(t *testing.T) { inRole(t, "has no waitid") }
+
+func noWaitidRole([]string) error {
+	// Load the number of the call; waitid fails with EPERM, the rest is allowed.
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_WAITID, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return os.NewSyscallError("seccomp", errno)
+	}
+	var p Pool
+	_, err := p.Get(context.Background(), false)
+	if err == nil || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "waitid") {
+		return fmt.Errorf("got %v", err)
+	}
+	if left := p.Close(); left != 0 {
+		return fmt.Errorf("%d helpers are left", left)
+	}
+	return nil
+}
+
+// What is alive is not among what has ended.
+func TestSurvivorsHaveNotEnded(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	process := func(pid int, start time.Time) outcome.Process { return outcome.Process{PID: pid, Start: start} }
+	ended := []outcome.Ended{{Process: process(1, at)}, {Process: process(2, at)}, {Process: process(3, at.Add(-time.Second))}}
+	survivors := []outcome.Survivor{{Process: process(2, at.Add(10*time.Millisecond))}, {Process: process(3, at)}}
+	if got := withoutSurvivors(ended, survivors); len(got) != 2 || got[0].PID != 1 || got[1].PID != 3 {
+		t.Errorf("got %+v", got)
 	}
 }

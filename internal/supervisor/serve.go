@@ -978,6 +978,7 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 	c := &r.report.Cleanup
 	c.Result, c.Proof = result, proof
 	c.Ended, c.EndedMore = s.tree.Ended()
+	c.Ended = withoutSurvivors(c.Ended, c.Survivors)
 	c.Suspects = s.tree.Suspects()
 	if began, begun := r.ladder.Begun(); begun {
 		c.Elapsed = max(time.Since(began), 0)
@@ -998,6 +999,17 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 			c.JournalError = err.Error()
 		}
 		send()
+	})
+}
+
+// withoutSurvivors returns those of list that have ended, as far as is known: survivors
+// have been sent signals too. A start time is measured anew in each list.
+func withoutSurvivors(list []outcome.Ended, survivors []outcome.Survivor) []outcome.Ended {
+	const inaccuracy = 50 * time.Millisecond
+	return slices.DeleteFunc(list, func(e outcome.Ended) bool {
+		return slices.ContainsFunc(survivors, func(s outcome.Survivor) bool {
+			return s.PID == e.PID && s.Start.Sub(e.Start).Abs() < inaccuracy
+		})
 	})
 }
 

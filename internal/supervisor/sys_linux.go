@@ -222,7 +222,7 @@ func (h *Helper) ended() bool {
 			continue
 		case err == nil && info.Signo == 0:
 			return false
-		case err != unix.EINVAL: // which Linux 5.3 answers
+		case err == nil || err == unix.ECHILD: // Linux 5.3 answers EINVAL
 			if h.child = 0; err == nil {
 				h.exit = waitStatus(&info)
 			}
