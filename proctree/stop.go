@@ -57,7 +57,15 @@ type Ladder struct {
 	membersHad bool
 	leaderGone bool
 	empty      bool
+	spared     bool // the kill phase got afterStandstill
 }
+
+// A kill phase that is stepped later than stoodStill after its end goes on for
+// afterStandstill, once. Both together are less than what the caller waits for a report.
+const (
+	stoodStill      = 250 * time.Millisecond
+	afterStandstill = 500 * time.Millisecond
+)
 
 type rung int
 
@@ -143,7 +151,13 @@ func (l *Ladder) Step(now time.Time) []Action {
 			acts = append(acts, SignalMembers)
 		}
 	case rungKill:
-		if !now.Before(l.rungEnd) {
+		switch late := now.Sub(l.rungEnd); {
+		case late < 0:
+		case late > stoodStill && !l.spared:
+			// The machine stood still, or gave us no turn: nor did what was struck
+			// have one to die.
+			l.spared, l.rungEnd = true, now.Add(afterStandstill)
+		default:
 			l.rung = rungOver
 			acts = append(acts, GiveUp)
 		}

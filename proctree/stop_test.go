@@ -110,6 +110,22 @@ func TestLadder(t *testing.T) {
 	}
 }
 
+// After a standstill what was struck gets the time to die that it did not have, once.
+func TestLadderAfterAStandstill(t *testing.T) {
+	now := time.Unix(1000, 0)
+	l := &Ladder{Policy: Policy{KillWait: 2 * time.Second}}
+	l.Hasten(now, 0)
+	for _, step := range []struct {
+		after time.Duration
+		want  []Action
+	}{{1900 * time.Millisecond, nil}, {3 * time.Second, nil}, {400 * time.Millisecond, nil}, {3 * time.Second, []Action{GiveUp}}} {
+		now = now.Add(step.after)
+		if got := l.Step(now); !slices.Equal(got, step.want) {
+			t.Errorf("%v later it asks for %v, want %v", step.after, got, step.want)
+		}
+	}
+}
+
 // Whatever happens, and however often a stop is asked for, a ladder that is
 // stepped when it is due ends within the sum of its waits, asks for each rung
 // at most once and in order, and a second stop never makes it longer.
