@@ -270,6 +270,42 @@ func TestEntersAnotherNamespace(t *testing.T) {
 	}
 }
 
+// A process in another pid namespace that cannot be ended, because it is frozen, is no
+// child of the guard of a lost supervisor. Its cgroup says that it is there.
+func TestLostWhileFrozenInAnotherNamespace(t *testing.T) {
+	t.Parallel()
+	f := newFreezer(t)
+	a := newAdapter(t)
+	needsGroups(t, a)
+	init := exec.Command("sleep", tooLong)
+	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := init.Start(); err != nil {
+		t.Skip("no pid namespace can be made:", err)
+	}
+	defer func() {
+		_ = init.Process.Kill()
+		_ = init.Wait()
+	}()
+	h := newHeldPipe(t)
+	dir := t.TempDir()
+	c := sh(fmt.Sprintf(`nsenter --pid=/proc/%d/ns/pid -- sh -c '(setsid sh -c "echo 0 >$0/cgroup.procs; echo there >&3; exec sleep %s") &' "$FREEZER"
+		while [ ! -e go ]; do sleep 0.01; done; kill -9 $PPID; sleep %[2]s`, init.Process.Pid, tooLong))
+	c.Env = append(os.Environ(), "FREEZER="+f.dir)
+	c.ExtraFiles, c.Dir, c.Stop = []*os.File{h.w}, dir, promptly
+	result := invokeAsync(t.Context(), a, c)
+	h.says("there")
+	f.freeze()
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := <-result
+	if o := e.o; o.Cleanup.Result != outcome.Unverified || o.Cause != outcome.CauseSupervisorLost {
+		t.Errorf("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
+	}
+	f.thaw()
+	h.isFree(patience)
+}
+
 // With guard and supervisor lost at once, who has wiped its environment and has a
 // session of its own is out of reach (docs/limits.md), except in a cgroup.
 func TestBothLostAndEnvironmentWiped(t *testing.T) {

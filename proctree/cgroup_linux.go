@@ -372,12 +372,17 @@ func (t *Tree) GroupLeft() bool {
 }
 
 // EndWardGroup ends what is in the cgroup of a ward that has died, and removes
-// it when nothing is.
-func (t *Tree) EndWardGroup(name string) {
-	if t.group.base < 0 {
-		return
+// it when nothing is. It reports whether a process is still in it.
+func (t *Tree) EndWardGroup(name string) (populated bool) {
+	if t.group.base < 0 || endGroup(&t.proc, t.group.base, name, groupRemovalSoon, func(procs, kill int) { t.strikeAll(procs, kill) }) {
+		return false
 	}
-	endGroup(&t.proc, t.group.base, name, groupRemovalSoon, func(procs, kill int) { t.strikeAll(procs, kill) })
+	events, err := unix.Openat(t.group.base, name+"/cgroup.events", unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_RDONLY, 0)
+	if err != nil {
+		return false
+	}
+	defer closeFD(events)
+	return groupPopulated(events)
 }
 
 // WardGroupLeft returns what removes the rest of the cgroup of a ward that has died,

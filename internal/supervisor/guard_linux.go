@@ -51,7 +51,7 @@ type warden struct {
 // wardTree is what a guard asks of a proctree.Tree.
 type wardTree interface {
 	tree
-	EndWardGroup(name string)
+	EndWardGroup(name string) (populated bool)
 	WardGroupLeft(name string) (remove func() error)
 	OnlyWards() bool
 	WardDied(pid int) bool
@@ -82,14 +82,18 @@ type supervised struct {
 	swept  bool   // nothing is left of what it held
 	busy   int    // with how much of what it had left to do
 	duties *Duties
-	report Swept
+	// groupUntil is how long what is in its cgroup, and is no child of ours, has to end.
+	groupUntil time.Time
+	report     Swept
 }
 
 // keepSwept is for how many supervisors it is remembered what their end left to
 // do. The caller asks at once when it finds one lost.
 const keepSwept = 256
 
-func serveGuard() {
+// serveGuard returns the exit code, which is not 0 if it is not known whether what a lost
+// supervisor held has gone.
+func serveGuard() (code int) {
 	err := settle()
 	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
 		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: (*TempDir).removal}
@@ -112,7 +116,7 @@ func serveGuard() {
 	}
 	if err != nil {
 		_ = sendOn(controlFD, failed(err), nil)
-		return
+		return 0
 	}
 	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		g.null = g.root // gives and takes nothing either
@@ -120,11 +124,17 @@ func serveGuard() {
 	g.tree.SetEar(g.interrupted)
 	state, err := readState(g.tree.ForkingThread())
 	if hello(state, err == nil) != nil {
-		return
+		return 0
 	}
 	raisePriority(g.tree.ForkingThread(), &state)
 	for g.step() {
 	}
+	for _, s := range g.swept {
+		if s.report.Left && g.tree.EndWardGroup(s.group) {
+			return exitUnknown
+		}
+	}
+	return 0
 }
 
 // step waits for the next thing to happen and handles it. False ends the guard.
@@ -151,7 +161,7 @@ func (g *warden) step() bool {
 			until = look
 		}
 	}
-	if len(g.questions) > 0 {
+	if len(g.questions) > 0 || len(g.fallen) > 0 {
 		if look := time.Now().Add(lookSoon); until.IsZero() || look.Before(until) {
 			until = look
 		}
@@ -270,9 +280,17 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 func (g *warden) settleUp() {
 	if len(g.fallen) > 0 {
 		var report Swept
+		var waiting []*supervised
 		report.Ended, report.EndedMore = g.tree.Ended()
 		for _, s := range g.fallen {
-			g.tree.EndWardGroup(s.group) // now that it can be removed
+			report.Left = g.tree.EndWardGroup(s.group) // now that it can be removed
+			if s.groupUntil.IsZero() {
+				s.groupUntil = time.Now().Add(groupLimit)
+			}
+			if report.Left && time.Now().Before(s.groupUntil) {
+				waiting = append(waiting, s)
+				continue
+			}
 			if rest := g.tree.WardGroupLeft(s.group); rest != nil {
 				g.errands.run(RemoveLimit, rest, func(error) {})
 			}
@@ -280,8 +298,9 @@ func (g *warden) settleUp() {
 			g.swept = append(g.swept, s)
 			g.carryOut(s)
 		}
-		g.fallen = nil
-		g.tree.Forget()
+		if g.fallen = waiting; len(waiting) == 0 {
+			g.tree.Forget()
+		}
 		for len(g.swept) > keepSwept {
 			delete(g.supervisors, g.swept[0].id)
 			g.swept = g.swept[1:]
@@ -291,7 +310,9 @@ func (g *warden) settleUp() {
 		if s := q.supervisor; !s.swept || s.busy > 0 {
 			return false
 		}
-		_ = sendOn(q.socket, &message{Swept: &q.supervisor.report}, nil) // who does not listen need not know
+		s := q.supervisor
+		s.report.Left = s.report.Left && g.tree.EndWardGroup(s.group)
+		_ = sendOn(q.socket, &message{Swept: &s.report}, nil) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
 	})
@@ -318,6 +339,11 @@ func (g *warden) carryOut(s *supervised) {
 		})
 	}
 	if d.TempDir == nil || g.remove == nil {
+		write()
+		return
+	}
+	if s.report.Left {
+		s.report.TempDirs = append(s.report.TempDirs, d.TempDir.kept(errInUse))
 		write()
 		return
 	}

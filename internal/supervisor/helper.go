@@ -684,8 +684,8 @@ func (h *Helper) Gone(until time.Time) bool {
 	if !h.ended() {
 		return false
 	}
-	if _, err := h.Swept(until); err == nil {
-		return true
+	if swept, err := h.Swept(until); err == nil {
+		return !swept.Left
 	}
 	// One that was let go of ends when it has no child: then it knew.
 	if h.guard == nil {

@@ -131,10 +131,12 @@ type lostMessage struct {
 // Swept says that nothing is left of what a lost supervisor held, and what had
 // to be ended. What two that were lost at once had held is told with both.
 type Swept struct {
-	Ended     []outcome.Ended   `json:"ended"`
-	EndedMore int               `json:"ended_more,omitempty"`
-	TempDirs  []outcome.TempDir `json:"temp_dirs,omitempty"`
-	Journal   string            `json:"journal,omitempty"` // why the end is not written
+	Ended     []outcome.Ended `json:"ended"`
+	EndedMore int             `json:"ended_more,omitempty"`
+	// Left: there is no child left, but its cgroup is not empty.
+	Left     bool              `json:"left,omitempty"`
+	TempDirs []outcome.TempDir `json:"temp_dirs,omitempty"`
+	Journal  string            `json:"journal,omitempty"` // why the end is not written
 }
 
 // Watch tells the guard what is left to do, should the supervisor ID die before it has
@@ -490,6 +492,10 @@ const sendLimit = 500 * time.Millisecond
 
 // Cleanup is what the guard's word makes of the cleanup.
 func (s *Swept) Cleanup() outcome.Cleanup {
-	return outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
+	c := outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
 		TempDirs: s.TempDirs, JournalError: s.Journal}
+	if s.Left {
+		c.Result, c.Proof = outcome.Unverified, outcome.NoProof
+	}
+	return c
 }

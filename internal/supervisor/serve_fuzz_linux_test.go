@@ -223,7 +223,7 @@ func (s *stubTree) Suspended() (list []int) {
 func (s *stubTree) MakeGroup() bool                   { return true }
 func (s *stubTree) CloseGroup()                       {}
 func (s *stubTree) GroupLeft() bool                   { return false }
-func (s *stubTree) EndWardGroup(string)               {}
+func (s *stubTree) EndWardGroup(string) bool          { return false }
 func (s *stubTree) WardGroupLeft(string) func() error { return nil }
 func (s *stubTree) WardDied(int) bool                 { return false }
 func (s *stubTree) Next() time.Time                   { return time.Time{} }

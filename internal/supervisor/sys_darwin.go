@@ -29,7 +29,10 @@ func openTree() (tree, error) {
 	return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
 }
 
-func serveGuard() { refuse("there are no guards on macOS") }
+func serveGuard() int {
+	refuse("there are no guards on macOS")
+	return exitRefused
+}
 
 // raisePriority does nothing: launchd reaps what is orphaned here.
 func raisePriority(int, *State) {}

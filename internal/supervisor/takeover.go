@@ -61,8 +61,7 @@ func init() {
 	denyAccess()
 	runtime.LockOSThread()
 	if name == guardName {
-		serveGuard()
-		syscall.Exit(0)
+		syscall.Exit(serveGuard())
 	}
 	syscall.Exit(serve())
 }
