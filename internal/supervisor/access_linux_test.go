@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -243,5 +244,29 @@ func TestSurvivorsHaveNotEnded(t *testing.T) {
 	survivors := []outcome.Survivor{{Process: process(2, at.Add(10*time.Millisecond))}, {Process: process(3, at)}}
 	if got := withoutSurvivors(ended, survivors); len(got) != 2 || got[0].PID != 1 || got[1].PID != 3 {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// A helper whose pid is another process's by now is not suspended when that one is.
+func TestSuspendedIsAboutTheHelper(t *testing.T) {
+	t.Parallel()
+	dead, other := exec.Command("true"), exec.Command("sleep", tooLong)
+	if err := errors.Join(dead.Start(), other.Start()); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Wait()
+	defer other.Process.Kill()
+	h := &Helper{pidfd: pidfd(t, dead.Process.Pid), pid: other.Process.Pid}
+	if err := errors.Join(dead.Wait(), other.Process.Signal(syscall.SIGSTOP)); err != nil {
+		t.Fatal(err)
+	}
+	of := &Helper{pidfd: pidfd(t, other.Process.Pid), pid: other.Process.Pid}
+	for end := time.Now().Add(patience); !of.Suspended(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the other one is not suspended")
+		}
+	}
+	if h.Suspended() {
+		t.Error("it is taken for the other one")
 	}
 }

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"curfew/proctree"
 )
 
 // Guard is the caller's end of a guard.
@@ -114,7 +112,7 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 func (g *Guard) awake(until time.Time, read func(look time.Time) error) error {
 	asleep := 0
 	return patiently(until, read, func() error {
-		if g.pid != 0 && proctree.Suspended(g.pid) {
+		if g.Suspended() {
 			if asleep++; asleep > suspendedFor/2 || g.resume() != nil {
 				return errGuardLost
 			}

@@ -526,7 +526,9 @@ func (h *Helper) Pending() bool {
 
 // Suspended reports whether somebody has stopped the helper, so that it cannot
 // answer.
-func (h *Helper) Suspended() bool { return h.pid != 0 && proctree.Suspended(h.pid) }
+func (h *Helper) Suspended() bool {
+	return h.pid != 0 && proctree.Suspended(h.pid) && h.hasPID() // in this order
+}
 
 // Interrupt makes Next return at the given time at the latest; the zero time
 // takes that back.

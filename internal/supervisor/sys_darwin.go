@@ -149,6 +149,13 @@ func (h *Helper) Kill() {
 	}
 }
 
+// hasPID reports whether the helper's pid is its own still: nobody has reaped it.
+func (h *Helper) hasPID() bool {
+	h.end.Lock()
+	defer h.end.Unlock()
+	return h.child != 0
+}
+
 // resume has a helper go on that somebody has suspended.
 func (h *Helper) resume() error {
 	h.end.Lock()

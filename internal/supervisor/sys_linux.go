@@ -196,6 +196,9 @@ func (h *Helper) Kill() {
 	_ = h.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
 }
 
+// hasPID reports whether the helper's pid is its own still: nobody has reaped it.
+func (h *Helper) hasPID() bool { return h.withPidfd(proctree.ProbePidfd) == nil }
+
 // resume has a helper go on that somebody has suspended.
 func (h *Helper) resume() error { return h.withPidfd(proctree.ResumePidfd) }
 
@@ -269,7 +272,7 @@ func (h *Helper) awaitEnd(until time.Time) bool {
 		}
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		// Who traces it keeps it from being told.
-		if wait(fds, look); fds[0].Revents != 0 || h.pid != 0 && proctree.Dead(h.pid) || !time.Now().Before(until) {
+		if wait(fds, look); fds[0].Revents != 0 || h.pid != 0 && proctree.Dead(h.pid) && h.hasPID() || !time.Now().Before(until) {
 			return true
 		}
 	}
