@@ -42,8 +42,9 @@ type CopyError struct {
 
 func (e *CopyError) Error() string { return "incomplete " + e.Stream + ": " + line(e.Err.Error()) }
 
-// Unwrap returns Err.
-func (e *CopyError) Unwrap() error { return e.Err }
+// Unwrap returns what errors.Is and errors.As find Err's own errors in. They do not find
+// the verdict on another invocation in it, if Err is the error of one.
+func (e *CopyError) Unwrap() error { return withoutVerdict(e.Err) }
 
 // What a StartError's Op can be, where the message depends on it.
 const (
@@ -85,8 +86,9 @@ func (e *StartError) Error() string {
 // Is reports true for ErrNotStarted.
 func (e *StartError) Is(target error) bool { return target == ErrNotStarted }
 
-// Unwrap returns Err.
-func (e *StartError) Unwrap() error { return e.Err }
+// Unwrap returns Err, or what stands for it if that is the error of another invocation,
+// whose verdict is not found in this one.
+func (e *StartError) Unwrap() error { return withoutVerdict(e.Err) }
 
 // explain returns the cause in words and what the user can do about it on the
 // system goos; either may be empty.
@@ -290,10 +292,42 @@ func (w Why) cause(c Cause) (string, []error) {
 	}
 	// The bare context error says in other words what text says already.
 	if detail != nil && detail != kind {
-		errs = append(errs, detail)
+		errs = append(errs, withoutVerdict(detail))
 		text += ": " + line(detail.Error())
 	}
 	return text, errs
+}
+
+// foreign is an error that came from outside: the cause of a context, or the error of a
+// Reader or Writer. It can be the error of another invocation, or hold one. What that
+// says of the other invocation must not be taken for what happened to this one: a
+// program that was executed would be "not started". Everything else is found in it.
+type foreign struct{ err error }
+
+// withoutVerdict returns err as it can stand behind the error of an invocation that is
+// not its own.
+func withoutVerdict(err error) error {
+	switch err.(type) {
+	case nil, syscall.Errno, *fs.PathError:
+		return err
+	}
+	return foreign{err}
+}
+
+func (f foreign) Error() string { return f.err.Error() }
+
+// Is reports whether errors.Is finds target, except for the verdicts.
+func (f foreign) Is(target error) bool {
+	return target != ErrNotStarted && target != ErrUnknown && errors.Is(f.err, target)
+}
+
+// As does what errors.As does, except for the verdicts.
+func (f foreign) As(target any) bool {
+	switch target.(type) {
+	case **ExitError, **StartError, **CopyError, **CleanupError:
+		return false
+	}
+	return errors.As(f.err, target)
 }
 
 // statusError is a text, and what errors.Is and errors.As find behind it.

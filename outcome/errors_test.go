@@ -302,3 +302,57 @@ func TestSignalName(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// The error of another invocation, as a cause or as what a Reader or Writer failed with,
+// does not give this one its verdict. What it wraps besides is found.
+func TestForeignVerdicts(t *testing.T) {
+	own := errors.New("the caller's own")
+	elsewhere := []error{
+		&statusError{text: "x", errs: []error{ErrNotStarted, own}},
+		&statusError{text: "x", errs: []error{ErrUnknown, own}},
+		&statusError{text: "x", errs: []error{&ExitError{Program: "other", Exit: Exit{Code: 7}}, own}},
+		errors.Join(&StartError{Op: OpExec, Path: "other", Err: fs.ErrNotExist}, own),
+		errors.Join(&CleanupError{Program: "other"}, own),
+		errors.Join(&CopyError{Stream: "stdin", Err: fs.ErrClosed}, own),
+	}
+	for _, e := range elsewhere {
+		for name, o := range map[string]*Outcome{
+			"canceled":     {Status: Unknown, Cause: CauseCanceled},
+			"lost":         {Status: Unknown, Cause: CauseSupervisorLost},
+			"not started":  {Status: NotStarted, Cause: CauseCanceled},
+			"start failed": {Status: NotStarted, Cause: CauseStartFailed},
+			"succeeded":    {Status: Succeeded, Cause: CauseExit, Exit: &Exit{}},
+			"failed":       {Status: Failed, Cause: CauseExit, Exit: &Exit{Code: 3}},
+		} {
+			w := Why{Cause: e, Detail: e}
+			switch {
+			case name == "start failed":
+				w.Start = &StartError{Op: OpChdir, Path: "dir", Err: e}
+			case o.Exit != nil:
+				w.Incomplete = []*CopyError{{Stream: "stdout", Err: e}}
+			}
+			o.SetErr(w)
+			var exit *ExitError
+			var start *StartError
+			var copied *CopyError
+			var cleanup *CleanupError
+			for _, check := range []struct {
+				what      string
+				got, want bool
+			}{
+				{"ErrNotStarted", errors.Is(o.Err, ErrNotStarted), o.Status == NotStarted},
+				{"ErrUnknown", errors.Is(o.Err, ErrUnknown), o.Status == Unknown},
+				{"ExitError", errors.As(o.Err, &exit) && exit.Exit.Code != 3, false},
+				{"an ExitError of its own", exit != nil, o.Status == Failed},
+				{"StartError", errors.As(o.Err, &start) && start.Path != "dir", false},
+				{"CopyError", errors.As(o.Err, &copied) && copied.Stream != "stdout", false},
+				{"CleanupError", errors.As(o.Err, &cleanup), false},
+				{"the caller's own", errors.Is(o.Err, own), true},
+			} {
+				if check.got != check.want {
+					t.Errorf("%s, with %v (%T): %s is found: %v", name, e, e, check.what, check.got)
+				}
+			}
+		}
+	}
+}
