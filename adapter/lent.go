@@ -56,9 +56,15 @@ func (v *invocation) lend(f *os.File, fd int) {
 		return // the flags that it had the first time count
 	}
 	if len(l.open) > 2*l.users {
-		l.open = slices.DeleteFunc(l.open, func(o openFile) bool { return o.file.Fd() == ^uintptr(0) }) // closed
+		l.open = slices.DeleteFunc(l.open, func(o openFile) bool { return isClosed(o.file) })
 	}
 	l.open = append(l.open, openFile{f, supervisor.ReadFileFlags(fd)})
+}
+
+// isClosed reports whether f was closed. Fd would race with a Close.
+func isClosed(f *os.File) bool {
+	raw, err := f.SyscallConn()
+	return err != nil || raw.Control(func(uintptr) {}) != nil
 }
 
 // takeBack puts back what the CLI of v, which is over, has changed. With left, it has

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func leavesManyFilesOpenRole(args []string) error {
 			_, err = syscall.ForkExec("/bin/sleep", []string{"sleep", tooLong}, &syscall.ProcAttr{Files: []uintptr{0, 0, 0}})
 		}
 	}
-	fmt.Println("ready")
+	fmt.Println(os.Getpid())
 	return err
 }
 
@@ -55,11 +56,19 @@ func TestStopDuringALongLook(t *testing.T) {
 	c := Command{
 		Path: os.Args[0], Args: []string{strconv.Itoa(leftovers)}, Env: append(os.Environ(), roleVar+"=leaves many files open"),
 		Stop: StopPolicy{Grace: time.Millisecond, KillWait: patience, Linger: patience},
-		Stdout: onWrite(func() {
-			time.AfterFunc(300*time.Millisecond, func() {
+		Stdout: onBytes(func(b []byte) {
+			go func() {
+				// The leader has exited, and is being looked at what it has left.
+				gone := "/proc/" + strings.TrimSpace(string(b))
+				for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+					if _, err := os.Stat(gone); err != nil {
+						break
+					}
+				}
+				time.Sleep(100 * time.Millisecond)
 				canceled = time.Now()
 				cancel()
-			})
+			}()
 		}),
 	}
 	o, err := a.Invoke(ctx, c)
@@ -75,3 +84,8 @@ func TestStopDuringALongLook(t *testing.T) {
 	}
 	isEmpty(t, o)
 }
+
+// onBytes is a Writer that calls the function.
+type onBytes func([]byte)
+
+func (f onBytes) Write(b []byte) (int, error) { f(b); return len(b), nil }

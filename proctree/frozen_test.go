@@ -79,8 +79,14 @@ func TestSuspendedIsEndedLater(t *testing.T) {
 	if err != nil || len(notes) != 1 {
 		t.Fatalf("records: %v, %v", notes, err)
 	}
-	if err := runRole(t, "ends what is suspended", dir, "this run"); err != nil {
-		t.Error(err)
+	// On a busy machine one start may not come to the end of it; the next one goes on.
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if err := runRole(t, "ends what is suspended", dir, "this run"); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(dir); err != nil {
+			break
+		}
 	}
 	if eof, err := probe.FIFOEOF(patience); !eof || err != nil {
 		t.Errorf("EOF of fifo: %v, %v: something is left", eof, err)

@@ -15,7 +15,7 @@ curfew run --report d/r.json -- sh -c 'cat /dev/zero >d/big' 2>/dev/null
 grep -c '"status": "failed"' d/r.json; ls -A d | grep -v big
 curfew run --report d/new.json -- touch ran; echo code $?; ls -A d | grep -v big
 rm d/big
-mount -o remount,ro d
+mount -o remount,bind,ro d
 curfew run --report d/r.json -- touch ran; echo code $?
 grep -c '"status": "failed"' d/r.json
 test ! -e ran && echo nothing ran`
