@@ -634,3 +634,29 @@ func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 		t.Errorf("an id that is used again: %v", err)
 	}
 }
+
+// A CLI that suspends its supervisor and the guard at once, or a supervisor without a guard,
+// and exits: its caller resumes them, and hears of the exit.
+func TestHelpersAreSuspendedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, alone := range []bool{false, true} {
+		t.Run(fmt.Sprintf("without a guard: %v", alone), func(t *testing.T) {
+			t.Parallel()
+			var p Pool
+			defer p.Close()
+			h, err := p.Get(t.Context(), alone)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids := strconv.Itoa(h.pid)
+			if !alone {
+				pids = strconv.Itoa(h.guard.pid) + " " + pids
+			}
+			_, done, err := runOn(h, settings(), "sh", "-c", "kill -STOP "+pids+"; exit 7")
+			if err != nil || done.Exit == nil || done.Exit.Code != 7 {
+				t.Errorf("%+v, %v", done, err)
+			}
+			p.Discard(h)
+		})
+	}
+}

@@ -37,6 +37,9 @@ type Pool struct {
 	straying []*Helper // let go of and not ended yet
 	timer    *time.Timer
 	closed   bool
+
+	serving map[*Helper]bool // supervisors that Get has given out
+	watch   *time.Timer      // of lookAfter, as long as there is one
 }
 
 // Defaults of a Pool.
@@ -68,6 +71,63 @@ const closeLimit = 10 * time.Second
 // One that is to leave processes behind is alone: its parent is no guard, which
 // would end what was to be left.
 func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
+	h, err := p.get(ctx, alone)
+	if err == nil {
+		p.giveOut(h)
+	}
+	return h, err
+}
+
+// watchEvery is how often helpers are looked after that nobody else looks after.
+const watchEvery = time.Second
+
+func (p *Pool) giveOut(h *Helper) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.serving == nil {
+		p.serving = map[*Helper]bool{}
+	}
+	p.serving[h] = true
+	if p.watch == nil {
+		p.watch = time.AfterFunc(watchEvery, p.lookAfter)
+	}
+}
+
+// takenBack notes that h serves no more. p.mu is held.
+func (p *Pool) takenBack(h *Helper) {
+	delete(p.serving, h)
+	if len(p.serving) == 0 && p.watch != nil {
+		p.watch.Stop()
+		p.watch = nil
+	}
+}
+
+// lookAfter resumes guards that somebody has suspended, and supervisors without a guard.
+// A guard does that for its supervisors. Who is not resumed sees neither the exit of a
+// CLI nor a timeout.
+func (p *Pool) lookAfter() {
+	p.mu.Lock()
+	watched := map[*Helper]bool{}
+	for h := range p.serving {
+		if h.guard != nil {
+			h = h.guard.Helper
+		}
+		watched[h] = true
+	}
+	p.mu.Unlock()
+	for h := range watched {
+		if h.Suspended() {
+			_ = h.resume() // one that has ended is not suspended
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.watch != nil {
+		p.watch.Reset(watchEvery)
+	}
+}
+
+func (p *Pool) get(ctx context.Context, alone bool) (*Helper, error) {
 	began := time.Now()
 	for tries := 0; ; tries++ {
 		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
@@ -263,6 +323,7 @@ func (h *Helper) awaitReady(ctx context.Context) bool {
 // Put gives a supervisor back after its Done with an empty tree.
 func (p *Pool) Put(h *Helper) {
 	p.mu.Lock()
+	p.takenBack(h)
 	most := p.MaxIdle
 	if most == 0 {
 		most = DefaultMaxIdle
@@ -301,6 +362,7 @@ func (p *Pool) letGo(h *Helper) {
 	gone := h.Close(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.takenBack(h)
 	p.note(h, gone)
 	p.wakeIn(min(reapLimit, p.idleTime()))
 }
