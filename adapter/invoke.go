@@ -784,17 +784,12 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 		q.Files = append(q.Files, fd)
 	}
 	giveFile := func(number int, what string, f *os.File) error {
-		// Fd makes a file that was non-blocking blocking, which is what a
-		// program expects of its descriptors.
-		fd := ^uintptr(0)
-		if f != nil {
-			fd = f.Fd()
-		}
-		if fd == ^uintptr(0) {
+		fd := descriptor(f)
+		if fd < 0 {
 			return &outcome.StartError{Op: "pass " + what + " to", Path: c.Path, Err: os.ErrClosed}
 		}
-		give(number, int(fd))
-		v.lend(f, int(fd))
+		give(number, fd)
+		v.lend(f, fd)
 		return nil
 	}
 	for i, f := range c.ExtraFiles {

@@ -61,6 +61,20 @@ func (v *invocation) lend(f *os.File, fd int) {
 	l.open = append(l.open, openFile{f, supervisor.ReadFileFlags(fd)})
 }
 
+// descriptor returns the descriptor of f, which it makes blocking: that is what a program
+// expects. -1 if f is closed.
+func descriptor(f *os.File) int {
+	number := -1
+	if raw, err := f.SyscallConn(); err == nil {
+		// Fd alone would race with a Close.
+		_ = raw.Control(func(fd uintptr) {
+			f.Fd()
+			number = int(fd)
+		})
+	}
+	return number
+}
+
 // isClosed reports whether f was closed. Fd would race with a Close.
 func isClosed(f *os.File) bool {
 	raw, err := f.SyscallConn()
