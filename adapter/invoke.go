@@ -701,13 +701,19 @@ func (v *invocation) log(event string, more ...any) {
 }
 
 // opened holds what is open on the CLI's behalf until it was sent.
-type opened struct{ fds []int }
+type opened struct {
+	fds     []int
+	release []func() // of the caller's files
+}
 
 func (f *opened) close() {
 	for _, fd := range f.fds {
 		closeFD(fd)
 	}
-	f.fds = nil
+	for _, release := range f.release {
+		release()
+	}
+	f.fds, f.release = nil, nil
 }
 
 // prepare makes the request, with the pipes. On an error nothing is left open.
@@ -784,10 +790,11 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 		q.Files = append(q.Files, fd)
 	}
 	giveFile := func(number int, what string, f *os.File) error {
-		fd := descriptor(f)
-		if fd < 0 {
+		fd, release := hold(f)
+		if release == nil {
 			return &outcome.StartError{Op: "pass " + what + " to", Path: c.Path, Err: os.ErrClosed}
 		}
+		files.release = append(files.release, release)
 		give(number, fd)
 		v.lend(f, fd)
 		return nil

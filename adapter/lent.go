@@ -37,6 +37,38 @@ type openFile struct {
 	flags supervisor.FileFlags
 }
 
+// hold returns the descriptor of f and keeps it open until release returns: if the caller
+// closes f before that, the number does not become another file's. release is nil if f is
+// closed. A duplicate would do the same, but closing it would drop the caller's POSIX
+// locks on the file.
+func hold(f *os.File) (fd int, release func()) {
+	held, done := make(chan int), make(chan struct{})
+	go func() {
+		defer close(held)
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return
+		}
+		_ = raw.Control(func(fd uintptr) {
+			// Fd makes a file that was non-blocking blocking, which is what a program
+			// expects of its descriptors. It does not if f was closed just now.
+			f.Fd()
+			if !isClosed(f) {
+				held <- int(fd)
+				<-done
+			}
+		})
+	}()
+	fd, ok := <-held
+	if !ok {
+		return -1, nil
+	}
+	return fd, func() {
+		close(done)
+		<-held
+	}
+}
+
 // lend notes that the CLI of v has f, whose descriptor is fd.
 func (v *invocation) lend(f *os.File, fd int) {
 	id, err := idOf(fd)
@@ -59,20 +91,6 @@ func (v *invocation) lend(f *os.File, fd int) {
 		l.open = slices.DeleteFunc(l.open, func(o openFile) bool { return isClosed(o.file) })
 	}
 	l.open = append(l.open, openFile{f, supervisor.ReadFileFlags(fd)})
-}
-
-// descriptor returns the descriptor of f, which it makes blocking: that is what a program
-// expects. -1 if f is closed.
-func descriptor(f *os.File) int {
-	number := -1
-	if raw, err := f.SyscallConn(); err == nil {
-		// Fd alone would race with a Close.
-		_ = raw.Control(func(fd uintptr) {
-			f.Fd()
-			number = int(fd)
-		})
-	}
-	return number
 }
 
 // isClosed reports whether f was closed. Fd would race with a Close.

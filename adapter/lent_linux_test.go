@@ -2,11 +2,16 @@ package adapter
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -228,5 +233,102 @@ func TestNextCLIFindsNoFlags(t *testing.T) {
 		if err != nil || string(o.Stdout) != "0\n" {
 			t.Errorf("its flags are %s, %v", o.Stdout, err)
 		}
+	}
+}
+
+// onStart is a slog.Handler that calls a function between the check of a command and its
+// start.
+type onStart struct {
+	slog.Handler
+	do func()
+}
+
+func (onStart) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h onStart) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "curfew: start" {
+		h.do()
+	}
+	return nil
+}
+
+// A CLI gets the file that it was given, also if the caller closes that file and opens
+// another one, which takes its number, before the request is sent.
+func TestFileIsClosedBeforeTheRequest(t *testing.T) {
+	dir := t.TempDir()
+	create := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	r, w := pipeFiles(t)
+	out, extra := create("out"), create("extra")
+	a := newAdapter(t, Options{Logger: slog.New(onStart{slog.DiscardHandler, func() {
+		for _, f := range []*os.File{w, out, extra} {
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		for i := range 3 {
+			create(fmt.Sprint("other ", i))
+		}
+	}})})
+	_, err := a.Invoke(t.Context(), Command{Path: "sh", Args: []string{"-c", "echo out; echo err >&2; echo extra >&3"}, Stdout: out, Stderr: w, ExtraFiles: []*os.File{extra}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"out": "out\n", "extra": "extra\n", "other 0": "", "other 1": "", "other 2": ""} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); string(got) != want || err != nil {
+			t.Errorf("%s has %q, %v; want %q", name, got, err, want)
+		}
+	}
+	if err := r.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); string(got) != "err\n" || err != nil { // and the pipe is closed
+		t.Errorf("the pipe gave %q, %v", got, err)
+	}
+}
+
+// A file that is closed at any moment goes to the CLI, or is refused as closed.
+func TestFileIsClosedAnytime(t *testing.T) {
+	a := newAdapter(t)
+	for range 30 {
+		r, w := pipeFiles(t)
+		go w.Close()
+		_, err := a.Invoke(t.Context(), Command{Path: "echo", Args: []string{"x"}, Stdout: w})
+		got, readErr := io.ReadAll(r)
+		if refused := errors.Is(err, os.ErrClosed) && len(got) == 0; !refused && (err != nil || string(got) != "x\n") || readErr != nil {
+			t.Errorf("the CLI wrote %q, %v, %v", got, err, readErr)
+		}
+	}
+}
+
+// A caller keeps its own locks on the files that it gives to a CLI.
+func TestLocksStayTheCallers(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newAdapter(t).Invoke(t.Context(), Command{Path: "echo", Stdout: f, ExtraFiles: []*os.File{f}}); err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(other.Fd(), unix.F_OFD_GETLK, &lock); err != nil || lock.Type != unix.F_WRLCK {
+		t.Errorf("the lock is of type %d, %v", lock.Type, err)
 	}
 }
