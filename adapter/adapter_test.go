@@ -185,7 +185,7 @@ func TestNotStarted(t *testing.T) {
 			{"NUL in an argument", Command{Path: "touch", Args: []string{ran, "a\x00b"}}, nil, "argument 2"},
 			{"NUL in the path", Command{Path: "a\x00b"}, nil, "NUL"},
 			{"no path", Command{}, nil, "Path is empty"},
-			{"environment without a value", Command{Path: "touch", Args: []string{ran}, Env: []string{"NAME"}}, nil, "NAME=value"},
+			{"NUL in the environment", Command{Path: "touch", Args: []string{ran}, Env: []string{"NA\x00ME"}}, nil, "NUL"},
 			{"negative timeout", Command{Path: "touch", Args: []string{ran}, Timeout: -1}, nil, "negative"},
 			{"closed file", Command{Path: "touch", Args: []string{ran}, Stdout: closedFile(t)}, os.ErrClosed, "Stdout"},
 			{"no file", Command{Path: "touch", Args: []string{ran}, Stderr: (*os.File)(nil)}, os.ErrClosed, "Stderr"},

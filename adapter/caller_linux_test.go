@@ -181,6 +181,11 @@ func TestEnvironment(t *testing.T) {
 	if want := "CURFEW_INVOCATION_" + o.ID + "=1\n"; err != nil || string(o.Stdout) != want {
 		t.Errorf("an empty environment: %q, %v", o.Stdout, err)
 	}
+	// As os/exec does: what has no name is passed on, and is no value of that name.
+	o, err = run(t, a, Command{Path: "cat", Args: []string{"/proc/self/environ"}, Env: []string{"NAME", "NAME=1", "", "NAME=2", "NAME"}})
+	if want := "NAME\x00NAME=2\x00NAME\x00CURFEW_INVOCATION_" + o.ID + "=1\x00"; err != nil || string(o.Stdout) != want {
+		t.Errorf("entries without a name: %q, %v", o.Stdout, err)
+	}
 }
 
 func TestLookUp(t *testing.T) {

@@ -26,7 +26,8 @@ type Command struct {
 	Args []string
 	// Env is the environment. Nil is the caller's, with PWD set if Dir is. Of
 	// two values for one name the last counts. A mark that names the
-	// invocation, CURFEW_INVOCATION_<id>=1, is added.
+	// invocation, CURFEW_INVOCATION_<id>=1, is added. An entry without '=' is passed
+	// on as it is, an empty one is not.
 	Env []string
 	// Dir is the working directory; "" is the caller's.
 	Dir string
@@ -195,9 +196,6 @@ func (c *Command) check() error {
 		}
 	}
 	for _, s := range c.Env {
-		if !strings.Contains(s, "=") {
-			return bad("environment entry %q is not of the form NAME=value", s)
-		}
 		if strings.IndexByte(s, 0) >= 0 {
 			return bad("environment entry %q contains a NUL byte", s)
 		}
@@ -263,16 +261,18 @@ func (c *Command) environ(id string) []string {
 	return append(lastOfEach(env), supervisor.Mark(id))
 }
 
-// lastOfEach drops all values of a name but the last, and keeps the order.
+// lastOfEach drops all values of a name but the last, and empty entries, and keeps the
+// order. An entry without '=' has no name.
 func lastOfEach(env []string) []string {
 	last := make(map[string]int, len(env))
 	for i, s := range env {
-		name, _, _ := strings.Cut(s, "=")
-		last[name] = i
+		if name, _, ok := strings.Cut(s, "="); ok {
+			last[name] = i
+		}
 	}
-	kept := make([]string, 0, len(last)+1)
+	kept := make([]string, 0, len(env)+1)
 	for i, s := range env {
-		if name, _, _ := strings.Cut(s, "="); last[name] == i {
+		if name, _, ok := strings.Cut(s, "="); ok && last[name] == i || !ok && s != "" {
 			kept = append(kept, s)
 		}
 	}
