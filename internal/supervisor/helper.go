@@ -249,7 +249,7 @@ func (h *Helper) greet(ctx context.Context) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: %s did not answer within %v%s; if init functions of the program take that long, set Options.Supervisor to an installed curfew", errRefused, h.exe, handshakeLimit, h.words.quoted())
 	case err != nil:
-		return fmt.Errorf("%w: %s ended before it was taken over%s%s (%w); if it was not a limit (ulimit -u, pids.max, memory), an init function of the program has ended it: set Options.Supervisor to an installed curfew", errRefused, h.exe, h.howEnded(), h.words.quoted(), err)
+		return fmt.Errorf("%w: %s ended before it was taken over%s%s (%w); a limit (ulimit -u, pids.max, memory), a signal, or an init function of the program has ended it; against the last, set Options.Supervisor to an installed curfew", errRefused, h.exe, h.howEnded(), h.words.quoted(), err)
 	case m.Failed != nil:
 		return fmt.Errorf("%w: %w", errRefused, m.Failed)
 	case m.Hello == nil || m.Hello.Version != protocolVersion:
