@@ -59,7 +59,6 @@ func (k *killer) strike(tree tree, now time.Time, slowest time.Duration, news fu
 		struck := tree.Strike(below)
 		if struck >= crowd {
 			k.refills = crowded
-			k.looked = time.Now() // they need the time to die
 		}
 		if struck == 0 && k.refills >= crowded && !k.clear {
 			if again := k.looked.Add(betweenLooks); time.Now().Before(again) {
