@@ -173,7 +173,7 @@ func TestUnderLoad(t *testing.T) {
 	t.Run("hogs", func(t *testing.T) {
 		members := members
 		if os.Geteuid() != 0 {
-			members = min(members, 300) // without real-time priority more can take longer than KillWait
+			members = min(members, 300) // more can take longer than KillWait
 		}
 		cancel, end := loaded(t, "loaded caller", nil, nil, strconv.Itoa(members))
 		var hogs []*exec.Cmd

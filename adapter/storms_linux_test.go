@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"curfew/fixtures"
 	"curfew/outcome"
@@ -57,9 +54,6 @@ func TestStorms(t *testing.T) {
 		if !full { // one or the other
 			modes = modes[i%2 : i%2+1]
 		}
-		if s.fixture == "comet" && s.limit == 0 {
-			modes = append(modes, withoutPriority)
-		}
 		for _, mode := range modes {
 			name := s.fixture + " " + size
 			if s.limit != 0 {
@@ -104,22 +98,9 @@ func TestStorms(t *testing.T) {
 	}
 }
 
-// withoutPriority runs the role's helpers without the right to real-time priority, and
-// without cgroups.
-const withoutPriority = "without priority"
-
 // stormRole stops a storm when it is ready, a while later where it builds up
 // first.
 func stormRole(args []string) error {
-	if args[1] == withoutPriority && os.Geteuid() == 0 {
-		runtime.LockOSThread()
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_NICE, 0, 0, 0); err != nil {
-			return err
-		}
-		args = append([]string{os.Args[0]}, args...)
-		args[2] = withoutCgroup
-		return unix.Exec(os.Args[0], args, append(os.Environ(), roleVar+"=storm"))
-	}
 	haveThreads(16) // see bombedRole
 	within, err := time.ParseDuration(args[4])
 	if err != nil {
@@ -134,7 +115,7 @@ func stormRole(args []string) error {
 	if args[3] != "" {
 		f.Args = []string{args[3]}
 	}
-	a, err := New(Options{NoCgroup: args[1] != ""})
+	a, err := New(Options{NoCgroup: args[1] == withoutCgroup})
 	if err != nil {
 		return err
 	}

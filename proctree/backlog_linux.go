@@ -5,9 +5,9 @@ package proctree
 // A hundred processes that start a successor and exit, without end, get a hundred
 // times as much CPU time as the one thread that reaps them. Their zombies take all
 // pids there are (32,768 within 1.2 s), and then no process of the machine can fork.
-// Two things prevent that. Where the system allows it, the thread that reaps has
-// real-time priority. And while a backlog lasts, the kernel reaps: a child that exits
-// while its parent ignores SIGCHLD becomes no zombie.
+// Two things prevent that. The thread that reaps has a short time slice, so that its
+// turn comes soon. And while a backlog lasts, the kernel reaps: a child that exits while
+// its parent ignores SIGCHLD becomes no zombie.
 //
 // What the kernel reaps is not accounted for in Usage, and its pid is free at once.
 // So every signal is sent through a pidfd, or to a pid that was checked while a
@@ -242,25 +242,23 @@ func exitFrom(ws syscall.WaitStatus) *outcome.Exit {
 	return &outcome.Exit{Code: -1, Signal: int(ws.Signal()), CoreDumped: ws.CoreDump()}
 }
 
-// RaisePriority gives the calling thread, which reaps, the lowest real-time priority if
-// that is allowed: it has to be as fast as everything that dies, however much else runs.
-// Where it is not allowed, this thread and forking, the one that leaders inherit from,
-// get a short time slice (Linux 6.12), so that they get their turns sooner. What they
-// start inherits neither.
-func RaisePriority(forking int) {
+// ShortenSlice gives the calling thread, which reaps, and forking, the one that leaders
+// inherit from, a short time slice (Linux 6.12), so that they get their turns sooner among
+// many others. What they start does not inherit it.
+//
+// Real-time priority would do more, and harm: the kernel spins in wait4 as long as another
+// process, such as ps, is about to read the /proc files of the dead one, and a real-time
+// thread does not let that process run.
+func ShortenSlice(forking int) {
 	const resetOnFork = 1
 	const shortSlice = 100 * time.Microsecond // the least there is
-	attr, err := unix.SchedGetAttr(0, 0)
-	if err != nil || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_DEADLINE {
-		return // of a higher priority already
-	}
-	if unix.SchedSetAttr(0, &unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1, Flags: resetOnFork}, 0) == nil {
-		return
-	}
 	for _, tid := range []int{0, forking} {
-		// The flag would give a leader that is to have a negative nice value another.
 		attr, err := unix.SchedGetAttr(tid, 0)
-		if err == nil && attr.Nice >= 0 {
+		if err != nil || attr.Policy != unix.SCHED_NORMAL && attr.Policy != unix.SCHED_BATCH {
+			continue
+		}
+		// The flag would give a leader that is to have a negative nice value another.
+		if tid == 0 || attr.Nice >= 0 {
 			attr.Runtime = uint64(shortSlice)
 			attr.Flags |= resetOnFork
 			_ = unix.SchedSetAttr(tid, attr, 0)

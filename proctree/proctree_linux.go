@@ -353,7 +353,7 @@ func Pause(d time.Duration) {
 // third is the third thread, where there are wards.
 func (t *Tree) third() {
 	runtime.LockOSThread()
-	RaisePriority(0)
+	ShortenSlice(0)
 	var buf [8]byte
 	for {
 		if _, err := unix.Read(t.watch, buf[:]); err != nil && err != unix.EINTR {

@@ -126,7 +126,7 @@ func serveGuard() (code int) {
 	if hello(state, err == nil) != nil {
 		return 0
 	}
-	raisePriority(g.tree.ForkingThread(), &state)
+	shortenSlice(g.tree.ForkingThread(), &state)
 	for g.step() {
 	}
 	for _, s := range g.swept {

@@ -142,7 +142,7 @@ func serve() (code int) {
 	s.state, err = readState(s.tree.ForkingThread())
 	s.stateOK = err == nil
 	s.hangUp = hello(s.state, s.stateOK) != nil
-	raisePriority(s.tree.ForkingThread(), &s.state)
+	shortenSlice(s.tree.ForkingThread(), &s.state)
 	s.tree.SetEar(s.interrupted)
 	s.tree.MakeGroup()
 	for s.step() {
@@ -152,7 +152,7 @@ func serve() (code int) {
 		s.tree.Disown()
 		release()
 		runtime.GC()
-		// Not on this thread: it can have a higher priority than others.
+		// Not on this thread: its time slice is short.
 		done := make(chan struct{})
 		go func() {
 			drain(s.drains)

@@ -34,8 +34,8 @@ func serveGuard() int {
 	return exitRefused
 }
 
-// raisePriority does nothing: launchd reaps what is orphaned here.
-func raisePriority(int, *State) {}
+// shortenSlice does nothing: launchd reaps what is orphaned here.
+func shortenSlice(int, *State) {}
 
 const (
 	sendFlags = unix.MSG_DONTWAIT // and no SIGPIPE: the Go runtime sees to it

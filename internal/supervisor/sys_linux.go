@@ -37,12 +37,12 @@ func openTree() (tree, error) {
 	return proctree.Open(os.Getenv(idVar))
 }
 
-// raisePriority is for the thread that reaps, after the state of forking was read, the
+// shortenSlice is for the thread that reaps, after the state of forking was read, the
 // thread that leaders inherit from. What changes with it goes into state, to be compared
 // with later.
-func raisePriority(forking int, state *State) {
-	proctree.RaisePriority(forking)
-	state[stBits], state[stSched] = threadBits(), scheduling(forking)
+func shortenSlice(forking int, state *State) {
+	proctree.ShortenSlice(forking)
+	state[stSched] = scheduling(forking)
 }
 
 const (
