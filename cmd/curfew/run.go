@@ -127,7 +127,7 @@ func newRunCommand() *cobra.Command {
 	flags.BoolVar(&f.clearEnv, "clear-env", false, "begin with an empty environment")
 	flags.BoolVar(&f.tempDir, "temp-dir", false, "give CLI a private TMPDIR, which is removed in the end")
 	flags.StringVar(&f.stateDir, "state-dir", "", "keep a journal of what runs, and how it ended, in the directory\n`DIR`")
-	flags.Var(&f.withParent, "with-parent", "stop when the process that started curfew is gone; with a PID also if that is not the one, so that it can be gone before curfew looks")
+	flags.Var(&f.withParent, "with-parent", "stop when the process that started curfew is gone; --with-parent=PID\n(with the =) also if process PID was gone before curfew could look")
 	flags.Lookup("with-parent").NoOptDefVal = "true"
 	flags.Var(&f.stdinEOF, "stdin-eof", "when stdin ends, give CLI this time to end by itself, then stop it")
 	return cmd
