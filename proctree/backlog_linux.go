@@ -35,6 +35,7 @@ type backlog struct {
 	until       time.Time
 	passes      int       // of this kill phase, since before
 	before      int       // how many children there were then
+	few         bool      // they were not halved, and are too few for a bomb at a high limit
 	next        time.Time // when to look again: nothing reports a death meanwhile
 	children    uint64    // which ones there were at the last look
 
@@ -63,12 +64,13 @@ const (
 // and the kernel reaps for killReaping and killPasses, and again as long as that
 // halves the children. If it does not, it may be a bomb at a high limit after all, and
 // zombies are kept again, up to keptAtMost of them: the pids belong to the whole
-// machine.
+// machine. If there were few children, it cannot be one, and they are kept for keptFor.
 const (
 	keptFirst   = 2500
 	keptAtMost  = 12000
 	killReaping = 300 * time.Millisecond
 	killPasses  = 16
+	keptFor     = 200 * time.Millisecond
 )
 
 // letKernelReap makes the kernel reap what dies from now on, for the time d.
@@ -137,10 +139,12 @@ func (t *Tree) whileKilling(children int) {
 	case b.kernelReaps && (b.passes < killPasses || time.Now().Before(b.until)):
 	case b.kernelReaps && children > b.before/2:
 		t.reapAgain()
+		b.few = children <= keptFirst/2
 	case b.kernelReaps:
 		begin = true
 	default:
-		begin = (children > keptAtMost || children > keptFirst && !b.killing) && t.seesWards()
+		again := !b.killing || b.few && time.Since(b.until) > keptFor
+		begin = (children > keptAtMost || children > keptFirst && again) && t.seesWards()
 	}
 	if begin {
 		t.letKernelReap(killReaping)

@@ -170,7 +170,7 @@ func whoReapsRole([]string) error {
 	if err != nil {
 		return err
 	}
-	over := func() { h.backlog.until, h.backlog.passes = time.Now().Add(-time.Second), killPasses }
+	over := func() { h.backlog.until, h.backlog.passes = time.Now().Add(-time.Millisecond), killPasses }
 	for i, step := range []struct {
 		children int
 		before   func()
@@ -187,6 +187,9 @@ func whoReapsRole([]string) error {
 		{keptAtMost, func() {}, false},
 		{keptAtMost + 1, func() {}, true},
 		{keptAtMost + 1, over, false},
+		{keptFirst + 1, func() { h.backlog.until = time.Now().Add(-2 * keptFor) }, false},
+		{keptFirst + 1, func() { h.backlog.few = true }, true}, // it was not a bomb
+		{keptFirst + 1, over, false},
 		{keptAtMost + 1, func() { h.wards[1] = -1 }, false}, // whose exit could not be seen
 	} {
 		step.before()

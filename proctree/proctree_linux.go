@@ -290,7 +290,7 @@ func (t *Tree) Start(spec *Spec) {
 func (t *Tree) Forget() {
 	t.struck.reset()
 	t.ended, t.more = t.ended[:0], 0
-	t.backlog.killing = false
+	t.backlog.killing, t.backlog.few = false, false
 }
 
 func (t *Tree) order(what uint32) {
