@@ -859,17 +859,8 @@ func (t *Tree) ownChildren() int {
 
 // childless asks the kernel whether we have any child, dead or alive.
 func childless() bool {
-	for {
-		var info siginfo
-		errno := fault.At(fault.Waitid)
-		if errno == 0 {
-			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)),
-				unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
-		}
-		if errno != unix.EINTR {
-			return errno == unix.ECHILD
-		}
-	}
+	_, errno := waitFor(unix.P_ALL, 0, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
+	return errno == unix.ECHILD
 }
 
 // maxPID is the highest limit that a kernel can have, for when the real one

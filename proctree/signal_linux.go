@@ -54,16 +54,8 @@ func stateOf(pid int) childState {
 }
 
 // peek asks whether pid, a child of ours, has exited, and does not reap it.
-func peek(pid int) (info siginfo, errno syscall.Errno) {
-	for {
-		if errno = fault.At(fault.Waitid); errno == 0 {
-			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, unix.P_PID, uintptr(pid), uintptr(unsafe.Pointer(&info)),
-				unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, 0, 0)
-		}
-		if errno != unix.EINTR {
-			return info, errno
-		}
-	}
+func peek(pid int) (siginfo, syscall.Errno) {
+	return waitFor(unix.P_PID, pid, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 }
 
 // The values of si_code for SIGCHLD that mean an end; the others tell of a
