@@ -444,7 +444,7 @@ func TestLeftovers(t *testing.T) {
 	t.Run("waited for", func(t *testing.T) {
 		t.Parallel()
 		c := sh("(sleep 0.4; echo late) & exit 0")
-		c.AfterExit, c.Stop.Linger = Wait, -1
+		c.AfterExit, c.Stop.Linger = AfterExitWait, -1
 		o, err := run(t, a, c)
 		if err != nil || string(o.Stdout) != "late\n" || len(o.Cleanup.Ended) != 0 {
 			t.Errorf("got %q, %+v, %v", o.Stdout, o.Cleanup, err)
@@ -455,7 +455,7 @@ func TestLeftovers(t *testing.T) {
 		// The leftover tells when the leader was reaped, so that its exit was seen.
 		c := sh("(while kill -0 $$; do sleep 0.01; done 2>/dev/null; echo reaped; sleep " + tooLong + ") & exit 0")
 		ctx, cancel := context.WithCancel(t.Context())
-		c.AfterExit, c.Stdout = Wait, onWrite(cancel)
+		c.AfterExit, c.Stdout = AfterExitWait, onWrite(cancel)
 		o, err := a.Invoke(ctx, c)
 		if o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.AfterStop {
 			t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Exit, err)
@@ -465,7 +465,7 @@ func TestLeftovers(t *testing.T) {
 	t.Run("left", func(t *testing.T) {
 		t.Parallel()
 		c := sh("sleep 1 >/dev/null 2>&1 & exit 0")
-		c.AfterExit = Leave
+		c.AfterExit = AfterExitLeave
 		o, err := run(t, a, c)
 		if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
 			t.Fatalf("got %+v, %v", o.Cleanup, err)
@@ -497,7 +497,7 @@ func TestLeftWritesOn(t *testing.T) {
 	}
 	// More than a pipe holds, again and again until it is told to end.
 	c := sh(`(while ! test -e end; do head -c 100000 /dev/zero || exit 1; echo x; echo . >>rounds; sleep 0.02; done; echo all >done) & echo first`)
-	c.AfterExit, c.Dir, c.Stop.Drain, c.Stderr = Leave, dir, 50*time.Millisecond, onWrite(func() {})
+	c.AfterExit, c.Dir, c.Stop.Drain, c.Stderr = AfterExitLeave, dir, 50*time.Millisecond, onWrite(func() {})
 	o, err := run(t, a, c)
 	if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) == 0 || !o.Output.DrainIncomplete {
 		t.Fatalf("got %+v, %+v, %v", o.Cleanup, o.Output, err)
@@ -765,7 +765,7 @@ func TestHeadAndTail(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
 	c := sh(`printf 'begin'; i=0; while [ $i -lt 5000 ]; do printf 'é'; i=$((i+1)); done; printf 'end'; echo err >&2`)
-	c.MaxOutput = 101
+	c.KeepOutput = 101
 	o, err := run(t, a, c)
 	s := o.Output.Stdout
 	if err != nil || s.Seen != 5+2*5000+3 || !s.Truncated || s.Kept != int64(len(o.Stdout)) || len(o.Stdout) > 101 ||

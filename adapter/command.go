@@ -36,7 +36,7 @@ type Command struct {
 	// CLI's input ends, and the error holds an *outcome.CopyError.
 	Stdin io.Reader
 	// Stdout and Stderr get everything the CLI writes. Nil keeps it in the
-	// Outcome, up to MaxOutput bytes each. An *os.File goes to the CLI itself.
+	// Outcome, up to KeepOutput bytes each. An *os.File goes to the CLI itself.
 	// If both are the same, comparable writer, at most one goroutine at a time
 	// writes to it. A writer that blocks holds up the CLI's output and nothing
 	// else. One that fails or panics is not called again: the CLI's pipe is closed,
@@ -64,12 +64,12 @@ type Command struct {
 	// which is removed with all that is in it when the tree is empty, also if the
 	// caller is dead by then. One that cannot be removed within 2 s, or at all, is
 	// reported in Cleanup.TempDirs. It is made in the caller's os.TempDir. Not with
-	// AfterExit Leave: who is left could use it.
+	// AfterExitLeave: who is left could use it.
 	TempDir bool
-	// MaxOutput is how many bytes of each stream are kept in the Outcome: its
-	// head and its tail, half and half. 0 means DefaultMaxOutput, negative
+	// KeepOutput is how many bytes of each stream are kept in the Outcome: its
+	// head and its tail, half and half. 0 means DefaultKeepOutput, negative
 	// means none.
-	MaxOutput int64
+	KeepOutput int64
 	// Owner is a label for StopOwner; "" is one too.
 	Owner string
 	// OutputLimit stops the invocation once the CLI has written more than this
@@ -78,38 +78,38 @@ type Command struct {
 	OutputLimit int64
 }
 
-// DefaultMaxOutput is what is kept of each stream.
-const DefaultMaxOutput = 1 << 20
+// DefaultKeepOutput is what is kept of each stream.
+const DefaultKeepOutput = 1 << 20
 
 // AfterExit says what becomes of processes that are alive when the leader has
 // exited by itself.
 type AfterExit int
 
 const (
-	// Terminate lets leftovers finish within Linger while one still holds one
+	// AfterExitTerminate lets leftovers finish within Linger while one still holds one
 	// of the files that the CLI was given as 0, 1 or 2, or has a pipe, a FIFO or
 	// a socket as its stdin, as a filter of the leader's output has; and then
 	// stops them. The outcome is the leader's all the same.
-	Terminate AfterExit = iota
-	// Wait has the invocation last until the tree is empty.
-	Wait
-	// Leave leaves them alive, and lists them. Where their output goes through a
+	AfterExitTerminate AfterExit = iota
+	// AfterExitWait has the invocation last until the tree is empty.
+	AfterExitWait
+	// AfterExitLeave leaves them alive, and lists them. Where their output goes through a
 	// pipe to the caller, their supervisor reads on from it, and drops what it
 	// reads, as long as they have it open; nobody waits for that.
-	Leave
+	AfterExitLeave
 )
 
 // Audience says who gets the polite signal of a stop.
 type Audience int
 
 const (
-	// LeaderFirst signals the leader at once, and every other member of the
+	// AudienceLeaderFirst signals the leader at once, and every other member of the
 	// tree when the leader has exited or after a third of Grace.
-	LeaderFirst Audience = iota
-	// Everyone signals all members at once.
-	Everyone
-	// LeaderOnly signals nobody else before SIGKILL.
-	LeaderOnly
+	AudienceLeaderFirst Audience = iota
+	// AudienceEveryone signals all members at once.
+	AudienceEveryone
+	// AudienceLeaderOnly signals nobody else before SIGKILL.
+	AudienceLeaderOnly
 )
 
 // StopPolicy says how an invocation is ended: close stdin and wait StdinGrace,
@@ -205,12 +205,12 @@ func (c *Command) check() error {
 		return bad("Timeout %v is negative; 0 means none", c.Timeout)
 	case c.Stop.Signal < 0 || c.Stop.Signal > maxSignal:
 		return bad("Stop.Signal %d is no signal", int(c.Stop.Signal))
-	case c.AfterExit < Terminate || c.AfterExit > Leave:
-		return bad("AfterExit %d is none of Terminate, Wait and Leave", int(c.AfterExit))
-	case c.AfterExit == Leave && c.TempDir:
-		return bad("TempDir is set with AfterExit Leave; the processes that are left could use the directory, so make one that is yours")
-	case c.Stop.Audience < LeaderFirst || c.Stop.Audience > LeaderOnly:
-		return bad("Stop.Audience %d is none of LeaderFirst, Everyone and LeaderOnly", int(c.Stop.Audience))
+	case c.AfterExit < AfterExitTerminate || c.AfterExit > AfterExitLeave:
+		return bad("AfterExit %d is none of AfterExitTerminate, AfterExitWait and AfterExitLeave", int(c.AfterExit))
+	case c.AfterExit == AfterExitLeave && c.TempDir:
+		return bad("TempDir is set with AfterExitLeave; the processes that are left could use the directory, so make one that is yours")
+	case c.Stop.Audience < AudienceLeaderFirst || c.Stop.Audience > AudienceLeaderOnly:
+		return bad("Stop.Audience %d is none of AudienceLeaderFirst, AudienceEveryone and AudienceLeaderOnly", int(c.Stop.Audience))
 	case c.OutputLimit < 0:
 		return bad("OutputLimit %d is negative; 0 means none", c.OutputLimit)
 	case c.Terminal != nil && (c.Stdin != nil || c.Stdout != nil || c.Stderr != nil):

@@ -225,7 +225,7 @@ func TestHostileSupervisor(t *testing.T) {
 					cancel()
 				}()
 			}
-			c := Command{Path: "sh", Args: []string{"-c", ":"}, AfterExit: Leave, Stop: StopPolicy{Grace: time.Millisecond, KillWait: time.Millisecond, Drain: time.Millisecond, Linger: time.Millisecond}}
+			c := Command{Path: "sh", Args: []string{"-c", ":"}, AfterExit: AfterExitLeave, Stop: StopPolicy{Grace: time.Millisecond, KillWait: time.Millisecond, Drain: time.Millisecond, Linger: time.Millisecond}}
 			o, err := a.Invoke(ctx, c)
 			cancel()
 			// The bound holds for any load the machine can be under but this one's.

@@ -223,7 +223,7 @@ func reapsAnyChild(h *habitual) error {
 					return
 				}
 				leave := sh("sleep 0.1 >/dev/null 2>&1 & exit " + strconv.Itoa(code))
-				leave.AfterExit = Leave // its supervisor is our child
+				leave.AfterExit = AfterExitLeave // its supervisor is our child
 				for _, c := range []Command{sh("exit " + strconv.Itoa(code)), leave, sh("kill -USR1 $$")} {
 					o, err := a.Invoke(context.Background(), c)
 					byCode := o.Exit != nil && o.Exit.Code == code && o.Exit.Signal == 0

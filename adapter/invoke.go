@@ -117,7 +117,7 @@ func (v *invocation) order() *supervisor.Helper {
 
 	ctx, done := v.startContext()
 	defer done()
-	helper, err := v.a.pool.Get(ctx, v.cmd.AfterExit == Leave)
+	helper, err := v.a.pool.Get(ctx, v.cmd.AfterExit == AfterExitLeave)
 	if err != nil {
 		if cause, why := v.stopAsked(ctx); cause != "" {
 			return refused(cause, outcome.Why{Cause: why})
@@ -359,7 +359,7 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cause, why outcome.Why) {
 	o := &v.outcome
 	o.ID = v.id
-	f := outcome.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == Wait, ExecSeen: t.started != nil, Exit: t.exit}
+	f := outcome.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == AfterExitWait, ExecSeen: t.started != nil, Exit: t.exit}
 	if t.started != nil {
 		o.Started = t.started.At
 	}
@@ -525,7 +525,7 @@ func (v *invocation) exitSeen(exit *outcome.Exit) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.owed.acked && v.cmd.AfterExit != Wait {
+	if !v.owed.acked && v.cmd.AfterExit != AfterExitWait {
 		// From here on it has to report in any case.
 		v.owed.exited(time.Now(), v.policy.Linger)
 		v.expect()
@@ -864,7 +864,7 @@ func (v *invocation) connect(q *supervisor.Request, files *opened) error {
 			continue
 		}
 		if w == nil || v.session != nil {
-			keepers[i] = &keeper{limit: v.maxOutput()}
+			keepers[i] = &keeper{limit: v.keepOutput()}
 		}
 		d := &drain{pipe: pipe, to: w, keep: keepers[i], done: make(chan struct{})}
 		if c.OutputLimit > 0 {
@@ -886,14 +886,14 @@ func sameWriter(a, b io.Writer) bool {
 	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
-func (v *invocation) maxOutput() int64 {
+func (v *invocation) keepOutput() int64 {
 	switch {
-	case v.cmd.MaxOutput == 0:
-		return DefaultMaxOutput
-	case v.cmd.MaxOutput < 0:
+	case v.cmd.KeepOutput == 0:
+		return DefaultKeepOutput
+	case v.cmd.KeepOutput < 0:
 		return 0
 	}
-	return v.cmd.MaxOutput
+	return v.cmd.KeepOutput
 }
 
 // count enforces the output limit.

@@ -201,7 +201,7 @@ func TestFlagsAreLeft(t *testing.T) {
 	before := flagsOf(files)
 	c, _, _ := changer(t, false, files...)
 	c.Args, c.Path = append([]string{"-c", `"$0" "$@"; sleep 20 & exit 0`, c.Path}, c.Args...), "sh"
-	c.AfterExit = Leave
+	c.AfterExit = AfterExitLeave
 	o, err := Invoke(t.Context(), c)
 	if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
 		t.Fatal(o.Cleanup, err)

@@ -769,7 +769,7 @@ func takeoverRole(args []string) error {
 		if rounds == target {
 			return fmt.Errorf("only %d were taken over in %d rounds", total, rounds)
 		}
-		c := Command{Path: os.Args[0], Env: append(os.Environ(), roleVar+"=mortals"), Stop: StopPolicy{Grace: 100 * time.Millisecond, KillWait: patience, Audience: Everyone}}
+		c := Command{Path: os.Args[0], Env: append(os.Environ(), roleVar+"=mortals"), Stop: StopPolicy{Grace: 100 * time.Millisecond, KillWait: patience, Audience: AudienceEveryone}}
 		r, w := io.Pipe()
 		c.Stdout = w
 		ctx, cancel := context.WithCancel(context.Background())

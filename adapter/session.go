@@ -38,14 +38,14 @@ type Session struct {
 	idle     *time.Timer
 }
 
-// Input is the caller's end of a session's stdin.
-type Input interface {
+// StdinPipe is the caller's end of a session's stdin.
+type StdinPipe interface {
 	io.WriteCloser
 	SetWriteDeadline(time.Time) error
 }
 
-// Output is the caller's end of a session's stdout.
-type Output interface {
+// StdoutPipe is the caller's end of a session's stdout.
+type StdoutPipe interface {
 	io.ReadCloser
 	SetReadDeadline(time.Time) error
 }
@@ -152,7 +152,7 @@ func (s *Session) Bound() time.Duration {
 // own. A Write blocks while the pipe is full; a stop closes the pipe and has the
 // Write return an error with how much went out. Close ends the CLI's input, and
 // may be called again. SetWriteDeadline is that of an os.File.
-func (s *Session) Stdin() Input {
+func (s *Session) Stdin() StdinPipe {
 	if s.in == nil {
 		return nil
 	}
@@ -165,7 +165,7 @@ func (s *Session) Stdin() Input {
 // pipe still had can be read to its end, io.EOF. Close has the CLI write into a
 // broken pipe; a session that is over has nothing that must be closed.
 // SetReadDeadline is that of an os.File.
-func (s *Session) Stdout() Output {
+func (s *Session) Stdout() StdoutPipe {
 	if s.out == nil {
 		return nil
 	}
@@ -173,7 +173,7 @@ func (s *Session) Stdout() Output {
 }
 
 // Stderr returns a copy of what is kept of the CLI's stderr by now: its head and
-// its tail, Command.MaxOutput bytes at most. It is nil if Command.Stderr is a
+// its tail, Command.KeepOutput bytes at most. It is nil if Command.Stderr is a
 // file.
 func (s *Session) Stderr() []byte {
 	if s.err == nil {

@@ -167,7 +167,7 @@ func (s *soak) fixture(w *treeWorker, random *rand.Rand) {
 	}
 	defer probe.Close()
 	c := fixtureCommand(f, probe, StopPolicy{Grace: 60 * time.Millisecond, Linger: treeLinger, KillWait: promptly.KillWait})
-	c.MaxOutput = 64 << 10
+	c.KeepOutput = 64 << 10
 	a := s.shared
 	if f.Name == killsSupervisor {
 		a = w.a

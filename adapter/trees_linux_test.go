@@ -128,7 +128,7 @@ type treeCase struct {
 	after    time.Duration // when to end it
 	grace    time.Duration
 	audience Audience
-	wait     bool // AfterExit: Wait
+	wait     bool // AfterExitWait
 	tree     fixtures.Tree
 	fixture  fixtures.Fixture // instead of a tree, if it has a name
 	tracked  bool             // scans hold the tree
@@ -216,7 +216,7 @@ func (c treeCase) command(o fixtures.Options) Command {
 		cmd.Path = "sh"
 	}
 	if c.wait {
-		cmd.AfterExit = Wait
+		cmd.AfterExit = AfterExitWait
 	}
 	return cmd
 }
@@ -311,7 +311,7 @@ var treeCases = rapid.Custom(func(t *rapid.T) treeCase {
 		ready:    evenly(t, []bool{false, true}),
 		after:    evenly(t, moments),
 		grace:    evenly(t, []time.Duration{-1, 20 * time.Millisecond, 60 * time.Millisecond}),
-		audience: evenly(t, []Audience{LeaderFirst, LeaderFirst, Everyone, LeaderOnly}),
+		audience: evenly(t, []Audience{AudienceLeaderFirst, AudienceLeaderFirst, AudienceEveryone, AudienceLeaderOnly}),
 		wait:     evenly(t, []bool{false, false, false, true}),
 	}
 	room := evenly(t, []int{1, 3, 6, 12, 25, 40})
@@ -510,7 +510,7 @@ func smallerCases(c treeCase) (list []treeCase) {
 		}
 	}
 	plain := c
-	plain.audience, plain.wait = LeaderFirst, false
+	plain.audience, plain.wait = AudienceLeaderFirst, false
 	if plain.String() != c.String() {
 		list = append(list, plain)
 	}

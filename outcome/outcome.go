@@ -149,7 +149,7 @@ type Cleanup struct {
 	Ended      []Ended    // what had to be ended, in order of the last signal
 	EndedMore  int        // how many more there were, not listed
 	Survivors  []Survivor // alive when the bound ran out
-	LeftAlive  []Process  // with AfterExit Leave: what was left
+	LeftAlive  []Process  // with AfterExitLeave: what was left
 	Suspects   []Process  // macOS: perhaps of the tree; never signalled
 	TempDirs   []TempDir  // temporary directories that are not removed
 	// JournalError is why the end is not in the journal; "" if it is, or there is

@@ -168,13 +168,13 @@ func (c *choice[T]) Type() string { return "WORD" }
 
 func afterExitFlag() *choice[adapter.AfterExit] {
 	return &choice[adapter.AfterExit]{words: []word[adapter.AfterExit]{
-		{"terminate", adapter.Terminate}, {"wait", adapter.Wait}, {"leave", adapter.Leave},
+		{"terminate", adapter.AfterExitTerminate}, {"wait", adapter.AfterExitWait}, {"leave", adapter.AfterExitLeave},
 	}}
 }
 
 func audienceFlag() *choice[adapter.Audience] {
 	return &choice[adapter.Audience]{words: []word[adapter.Audience]{
-		{"leader-first", adapter.LeaderFirst}, {"everyone", adapter.Everyone}, {"leader-only", adapter.LeaderOnly},
+		{"leader-first", adapter.AudienceLeaderFirst}, {"everyone", adapter.AudienceEveryone}, {"leader-only", adapter.AudienceLeaderOnly},
 	}}
 }
 

@@ -75,7 +75,7 @@ Exit codes, the first that applies:
 func newRunCommand() *cobra.Command {
 	f := &runFlags{
 		signal: 15, grace: span(3 * time.Second), killWait: span(2 * time.Second), drain: span(time.Second), linger: span(time.Second),
-		maxOutput: adapter.DefaultMaxOutput, afterExit: afterExitFlag(), audience: audienceFlag(),
+		maxOutput: adapter.DefaultKeepOutput, afterExit: afterExitFlag(), audience: audienceFlag(),
 	}
 	cmd := &cobra.Command{
 		Use:                   "run [flags] -- CLI [ARG...]",
@@ -227,7 +227,7 @@ const releaseLimit = time.Second
 func (f *runFlags) command(argv []string) adapter.Command {
 	c := adapter.Command{
 		Path: argv[0], Args: argv[1:], Dir: f.dir, Timeout: time.Duration(f.timeout),
-		AfterExit: f.afterExit.value, MaxOutput: int64(f.maxOutput), OutputLimit: int64(f.outputLimit),
+		AfterExit: f.afterExit.value, KeepOutput: int64(f.maxOutput), OutputLimit: int64(f.outputLimit),
 		Stop: adapter.StopPolicy{
 			Signal: syscall.Signal(f.signal), Grace: f.grace.wait(), KillWait: f.killWait.wait(), Drain: f.drain.wait(),
 			Linger: f.linger.wait(), Audience: f.audience.value,
@@ -235,7 +235,7 @@ func (f *runFlags) command(argv []string) adapter.Command {
 		ExtraFiles: inherited, TempDir: f.tempDir,
 	}
 	if f.maxOutput == 0 {
-		c.MaxOutput = -1
+		c.KeepOutput = -1
 	}
 	switch {
 	case f.clearEnv:
