@@ -178,7 +178,7 @@ func (a *Adapter) register(v *invocation) bool {
 // unregister takes note that v is over, and lets go of it if nothing is left of
 // it.
 func (a *Adapter) unregister(v *invocation) {
-	v.takeBack(v.outcome.Cleanup.Result == outcome.Left)
+	v.takeBack(v.outcome.Cleanup.Result == outcome.CleanupLeft)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.running, v)

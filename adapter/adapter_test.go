@@ -67,7 +67,7 @@ func shutDown(ctx context.Context, a *Adapter) error {
 	var rest []error
 	for _, err := range all.Unwrap() {
 		var c *outcome.CleanupError
-		if !errors.As(err, &c) || c.Cleanup.Result != outcome.Unverified || !c.Cleanup.HelperLost && len(c.Cleanup.Suspects) == 0 {
+		if !errors.As(err, &c) || c.Cleanup.Result != outcome.CleanupUnverified || !c.Cleanup.HelperLost && len(c.Cleanup.Suspects) == 0 {
 			rest = append(rest, err)
 		}
 	}
@@ -99,10 +99,10 @@ func newAdapterLeft(t *testing.T, unproven int, o ...Options) *Adapter {
 
 func isEmpty(t *testing.T, o outcome.Outcome) {
 	t.Helper()
-	if o.Status == outcome.NotStarted && o.Cleanup.Proof == outcome.NoChildren {
+	if o.Status == outcome.StatusNotStarted && o.Cleanup.Proof == outcome.ProofNoChildren {
 		return // there was nobody to scan for
 	}
-	if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != emptyBy {
+	if o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != emptyBy {
 		t.Errorf("cleanup is %+v, want empty by %s", o.Cleanup, emptyBy)
 	}
 }
@@ -115,12 +115,12 @@ func TestExits(t *testing.T) {
 		status       outcome.Status
 		exit         outcome.Exit
 	}{
-		{"success", "exit 0", outcome.Succeeded, outcome.Exit{}},
-		{"code", "exit 7", outcome.Failed, outcome.Exit{Code: 7}},
-		{"code of a timeout", "exit 124", outcome.Failed, outcome.Exit{Code: 124}},
-		{"code that looks like a signal", "exit 137", outcome.Failed, outcome.Exit{Code: 137}},
-		{"signal", "kill -KILL $$", outcome.Failed, outcome.Exit{Code: -1, Signal: 9}},
-		{"our signal from elsewhere", "kill -TERM $$", outcome.Failed, outcome.Exit{Code: -1, Signal: 15}},
+		{"success", "exit 0", outcome.StatusSucceeded, outcome.Exit{}},
+		{"code", "exit 7", outcome.StatusFailed, outcome.Exit{Code: 7}},
+		{"code of a timeout", "exit 124", outcome.StatusFailed, outcome.Exit{Code: 124}},
+		{"code that looks like a signal", "exit 137", outcome.StatusFailed, outcome.Exit{Code: 137}},
+		{"signal", "kill -KILL $$", outcome.StatusFailed, outcome.Exit{Code: -1, Signal: 9}},
+		{"our signal from elsewhere", "kill -TERM $$", outcome.StatusFailed, outcome.Exit{Code: -1, Signal: 15}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -129,7 +129,7 @@ func TestExits(t *testing.T) {
 				t.Errorf("got %s, %s, %+v", o.Status, o.Cause, o.Exit)
 			}
 			var exit *outcome.ExitError
-			if failed := tt.status == outcome.Failed; errors.As(err, &exit) != failed {
+			if failed := tt.status == outcome.StatusFailed; errors.As(err, &exit) != failed {
 				t.Errorf("error is %v", err)
 			}
 			isEmpty(t, o)
@@ -193,7 +193,7 @@ func TestNotStarted(t *testing.T) {
 			t.Run(tt.name, func(t *testing.T) {
 				t.Parallel()
 				o, err := run(t, a, tt.c)
-				if o.Status != outcome.NotStarted || o.Cause != outcome.CauseStartFailed || o.Exit != nil || !o.Started.IsZero() {
+				if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseStartFailed || o.Exit != nil || !o.Started.IsZero() {
 					t.Errorf("got %+v", o)
 				}
 				var start *outcome.StartError
@@ -237,7 +237,7 @@ func TestCanceledBeforeTheStart(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
 	o, err := a.Invoke(ctx, Command{Path: "touch", Args: []string{ran}})
-	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseCanceled {
+	if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseCanceled {
 		t.Errorf("got %s, %s", o.Status, o.Cause)
 	}
 	for _, want := range []error{outcome.ErrNotStarted, context.Canceled, cause} {
@@ -248,7 +248,7 @@ func TestCanceledBeforeTheStart(t *testing.T) {
 	ctx, cancelTimeout := context.WithTimeout(t.Context(), -1)
 	defer cancelTimeout()
 	o, err = a.Invoke(ctx, Command{Path: "touch", Args: []string{ran}})
-	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseTimeout || !errors.Is(err, context.DeadlineExceeded) {
+	if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseTimeout || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %s, %s, %v", o.Status, o.Cause, err)
 	}
 	if _, err := os.Stat(ran); err == nil {
@@ -306,11 +306,11 @@ func TestStopCauses(t *testing.T) {
 				ctx, begun := tt.prepare(a, t.Context(), &c, span)
 				var once sync.Once
 				c.Stdout = onWrite(func() { once.Do(begun) })
-				if o, err = a.Invoke(ctx, c); o.Status != outcome.NotStarted {
+				if o, err = a.Invoke(ctx, c); o.Status != outcome.StatusNotStarted {
 					break
 				}
 			}
-			if o.Status != outcome.Unknown || o.Cause != tt.cause || o.Exit == nil || !o.Exit.AfterStop {
+			if o.Status != outcome.StatusUnknown || o.Cause != tt.cause || o.Exit == nil || !o.Exit.AfterStop {
 				t.Errorf("got %s, %s, %+v", o.Status, o.Cause, o.Exit)
 			}
 			for _, want := range append(tt.is, outcome.ErrUnknown) {
@@ -337,7 +337,7 @@ func TestDeadlineBeforeItsTimer(t *testing.T) {
 		o, err := a.Invoke(ctx, sh("sleep "+tooLong))
 		timer.Stop()
 		cancel(nil)
-		if o.Status == outcome.NotStarted && span < patience {
+		if o.Status == outcome.StatusNotStarted && span < patience {
 			continue // on a machine with much else to do
 		}
 		if o.Cause != outcome.CauseTimeout || !errors.Is(err, cause) {
@@ -364,7 +364,7 @@ func TestShutdownRefuses(t *testing.T) {
 		}
 	}
 	o, err := a.Invoke(t.Context(), sh("exit 0"))
-	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseShutdown || !errors.Is(err, ErrShutdown) {
+	if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseShutdown || !errors.Is(err, ErrShutdown) {
 		t.Errorf("got %s, %s, %v", o.Status, o.Cause, err)
 	}
 }
@@ -426,7 +426,7 @@ func TestLeftovers(t *testing.T) {
 	t.Run("ended", func(t *testing.T) {
 		t.Parallel()
 		o, err := run(t, a, Command{Path: "sh", Args: []string{"-c", "setsid sleep " + tooLong + " >/dev/null 2>&1 & exit 5"}})
-		if o.Status != outcome.Failed || o.Exit.Code != 5 || o.Cause != outcome.CauseExit || len(o.Cleanup.Ended) != 1 {
+		if o.Status != outcome.StatusFailed || o.Exit.Code != 5 || o.Cause != outcome.CauseExit || len(o.Cleanup.Ended) != 1 {
 			t.Errorf("got %s, %+v, %+v, %v", o.Status, o.Exit, o.Cleanup, err)
 		}
 		isEmpty(t, o)
@@ -457,7 +457,7 @@ func TestLeftovers(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c.AfterExit, c.Stdout = AfterExitWait, onWrite(cancel)
 		o, err := a.Invoke(ctx, c)
-		if o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.AfterStop {
+		if o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.AfterStop {
 			t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Exit, err)
 		}
 		isEmpty(t, o)
@@ -467,7 +467,7 @@ func TestLeftovers(t *testing.T) {
 		c := sh("sleep 1 >/dev/null 2>&1 & exit 0")
 		c.AfterExit = AfterExitLeave
 		o, err := run(t, a, c)
-		if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
+		if err != nil || o.Cleanup.Result != outcome.CleanupLeft || len(o.Cleanup.LeftAlive) != 1 {
 			t.Fatalf("got %+v, %v", o.Cleanup, err)
 		}
 		// An independent view of the same process.
@@ -499,7 +499,7 @@ func TestLeftWritesOn(t *testing.T) {
 	c := sh(`(while ! test -e end; do head -c 100000 /dev/zero || exit 1; echo x; echo . >>rounds; sleep 0.02; done; echo all >done) & echo first`)
 	c.AfterExit, c.Dir, c.Stop.Drain, c.Stderr = AfterExitLeave, dir, 50*time.Millisecond, onWrite(func() {})
 	o, err := run(t, a, c)
-	if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) == 0 || !o.Output.DrainIncomplete {
+	if err != nil || o.Cleanup.Result != outcome.CleanupLeft || len(o.Cleanup.LeftAlive) == 0 || !o.Output.DrainIncomplete {
 		t.Fatalf("got %+v, %+v, %v", o.Cleanup, o.Output, err)
 	}
 	p, err := process.NewProcess(int32(o.Cleanup.LeftAlive[0].PID))
@@ -602,7 +602,7 @@ func TestStdin(t *testing.T) {
 			c := Command{Path: "cat", Stdin: io.MultiReader(strings.NewReader("some"), onRead(tt.do))}
 			o, err := run(t, a, c)
 			var copying *outcome.CopyError
-			if o.Status != outcome.Succeeded || string(o.Stdout) != "some" || o.Output.StdinError != tt.text ||
+			if o.Status != outcome.StatusSucceeded || string(o.Stdout) != "some" || o.Output.StdinError != tt.text ||
 				!errors.As(err, &copying) || copying.Stream != "stdin" || tt.is != nil && !errors.Is(err, tt.is) {
 				t.Errorf("%q, %+v, %v", o.Stdout, o.Output, err)
 			}
@@ -669,7 +669,7 @@ func TestBlockedWriter(t *testing.T) {
 	if took := time.Since(canceled); took > c.Stop.Bound() {
 		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
 	}
-	if o.Status != outcome.Unknown || !o.Output.DrainIncomplete || o.Output.Abandoned != 1 {
+	if o.Status != outcome.StatusUnknown || !o.Output.DrainIncomplete || o.Output.Abandoned != 1 {
 		t.Errorf("got %s, %+v, %v", o.Status, o.Output, err)
 	}
 	isEmpty(t, o)
@@ -723,7 +723,7 @@ func TestWriterThatFails(t *testing.T) {
 			t.Parallel()
 			w := &badWriter{good: 1, do: tt.do}
 			o, err := run(t, a, Command{Path: "yes", Stdout: w, Timeout: time.Minute})
-			if o.Status != outcome.Failed || o.Exit.Signal != int(syscall.SIGPIPE) || w.n.Load() != 2 || o.Output.Stdout.WriteError != tt.text ||
+			if o.Status != outcome.StatusFailed || o.Exit.Signal != int(syscall.SIGPIPE) || w.n.Load() != 2 || o.Output.Stdout.WriteError != tt.text ||
 				o.Output.DrainIncomplete || o.Output.Abandoned != 0 {
 				t.Errorf("%s, %+v, %d writes, %+v", o.Status, o.Exit, w.n.Load(), o.Output)
 			}
@@ -746,7 +746,7 @@ func TestOutputIsLost(t *testing.T) {
 	c.Stdout, c.Stderr = fails(), fails()
 	o, err := run(t, a, c)
 	var own *ownError
-	if o.Status != outcome.Succeeded || !errors.As(err, &own) || own != full ||
+	if o.Status != outcome.StatusSucceeded || !errors.As(err, &own) || own != full ||
 		err.Error() != "curfew: sh: exit code 0; incomplete stdout: disk full; incomplete stderr: disk full" {
 		t.Errorf("%s, %v", o.Status, err)
 	}
@@ -756,7 +756,7 @@ func TestOutputIsLost(t *testing.T) {
 	c = sh("echo out")
 	c.Stdout, c.Stop.Drain = blockedWriter{until}, 100*time.Millisecond
 	o, err = run(t, a, c)
-	if o.Status != outcome.Succeeded || err == nil || o.Output.Abandoned != 1 || o.Output.Stdout.WriteError == "" {
+	if o.Status != outcome.StatusSucceeded || err == nil || o.Output.Abandoned != 1 || o.Output.Stdout.WriteError == "" {
 		t.Errorf("%s, %+v, %v", o.Status, o.Output, err)
 	}
 }
@@ -862,17 +862,17 @@ func TestEndsAtTheDeadline(t *testing.T) {
 		c.Timeout = 20*time.Millisecond + time.Duration(i%40)*100*time.Microsecond
 		o, err := run(t, a, c)
 		switch {
-		case o.Status == outcome.Succeeded:
+		case o.Status == outcome.StatusSucceeded:
 			own++
 			if err != nil || o.Exit == nil || o.Exit.AfterStop || o.Exit.Code != 0 || len(o.Cleanup.Steps) != 0 || o.Cause != outcome.CauseExit {
 				t.Fatalf("inconsistent: %+v, %v", o, err)
 			}
-		case o.Status == outcome.Unknown && o.Cause == outcome.CauseTimeout:
+		case o.Status == outcome.StatusUnknown && o.Cause == outcome.CauseTimeout:
 			unknown++
 			if !errors.Is(err, outcome.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) || o.Exit == nil || !o.Exit.AfterStop {
 				t.Fatalf("inconsistent: %+v, %v", o, err)
 			}
-		case o.Status == outcome.NotStarted && o.Cause == outcome.CauseTimeout:
+		case o.Status == outcome.StatusNotStarted && o.Cause == outcome.CauseTimeout:
 			// On a machine under load the time can be over before the start.
 			if o.Exit != nil || !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("inconsistent: %+v, %v", o, err)
@@ -892,7 +892,7 @@ func TestExampleOfACommandThatLeaks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c.Stdout, c.Stop.Grace = onWrite(cancel), 300*time.Millisecond
 	o, err := a.Invoke(ctx, c)
-	if o.Status != outcome.Unknown || len(o.Cleanup.Ended) < 2 {
+	if o.Status != outcome.StatusUnknown || len(o.Cleanup.Ended) < 2 {
 		t.Errorf("%s, %+v, %v", o.Status, o.Cleanup, err)
 	}
 	isEmpty(t, o)
@@ -942,7 +942,7 @@ func TestShutdownJustBeforeTheRequest(t *testing.T) {
 	if o.Cause != outcome.CauseShutdown || o.Cleanup.HelperLost || !errors.Is(err, ErrShutdown) {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
 	}
-	if _, err := os.Stat(ran); err == nil && o.Status == outcome.NotStarted {
+	if _, err := os.Stat(ran); err == nil && o.Status == outcome.StatusNotStarted {
 		t.Error("not started, and it was executed")
 	}
 	isEmpty(t, o)
@@ -969,7 +969,7 @@ func TestShutdownAtAnyMoment(t *testing.T) {
 				c := Command{Path: "sleep", Args: []string{tooLong}}
 				c.Stop.Grace = -1
 				o, _ := run(t, a, c)
-				if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.Empty || o.Cause != outcome.CauseShutdown {
+				if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.CleanupEmpty || o.Cause != outcome.CauseShutdown {
 					t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, o.Err)
 				}
 			})

@@ -339,9 +339,9 @@ func rowRole(args []string) error {
 			}
 		}
 		c := Command{Path: "/bin/echo", Args: []string{"hi"}}
-		want := outcome.Succeeded
+		want := outcome.StatusSucceeded
 		if i%3 == 0 {
-			c.Path, want = bad, outcome.NotStarted
+			c.Path, want = bad, outcome.StatusNotStarted
 		}
 		if o, err := a.Invoke(context.Background(), c); o.Status != want {
 			return fmt.Errorf("run %d: %s, %w", i, o.Status, err)
@@ -508,7 +508,7 @@ func TestBothHelpersAreKilled(t *testing.T) {
 	if took := time.Since(began); took > c.Stop.Bound() {
 		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
 	}
-	if o.Status != outcome.Unknown || o.Cause != outcome.CauseSupervisorLost || o.Cleanup.Result != outcome.Unverified || o.Cleanup.Proof != outcome.NoProof {
+	if o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseSupervisorLost || o.Cleanup.Result != outcome.CleanupUnverified || o.Cleanup.Proof != outcome.ProofNone {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
 	}
 	_ = r.SetReadDeadline(time.Now().Add(20 * time.Second))

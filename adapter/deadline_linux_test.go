@@ -80,7 +80,7 @@ func frozenTwice(t *testing.T, run func(context.Context, *Adapter, Command) <-ch
 		t.Errorf("took %v, the bound is %v", took, c.Bound())
 	}
 	t.Logf("took %v of %v: %s, %+v", took, c.Bound(), e.o.Cause, e.o.Cleanup)
-	if e.o.Status != outcome.Unknown || e.o.Cause != outcome.CauseCanceled || !e.o.Cleanup.HelperLost || e.o.Cleanup.Result != outcome.Unverified {
+	if e.o.Status != outcome.StatusUnknown || e.o.Cause != outcome.CauseCanceled || !e.o.Cleanup.HelperLost || e.o.Cleanup.Result != outcome.CleanupUnverified {
 		t.Errorf("%s, %s, %+v", e.o.Status, e.o.Cause, e.o.Cleanup)
 	}
 	if !strings.Contains(e.err.Error(), "canceled") {

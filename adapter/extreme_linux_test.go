@@ -119,7 +119,7 @@ func bombedRole(args []string) error {
 	o, err := a.Invoke(context.Background(), c)
 	took := time.Since(began) - c.Timeout
 	fmt.Printf("%d processes ended in %v: %v\n", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, took, err)
-	if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren {
+	if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren {
 		return fmt.Errorf("not proven empty: %s, %s, %+v", o.Status, o.Cause, o.Cleanup.Survivors)
 	}
 	if bound := c.Stop.Bound(); took > bound {
@@ -362,7 +362,7 @@ func innerNamespaceRole(args []string) (err error) {
 	cancel()
 	e := <-result
 	fmt.Printf("%d strangers, %d with a number that /proc has for the tree; ended in %v\n", len(strangers), same, e.at.Sub(began))
-	if o := e.o; o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren {
+	if o := e.o; o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren {
 		fail(fmt.Errorf("cleanup is %+v", o.Cleanup))
 	}
 	fail(consistent(f, e, outcome.CauseCanceled))
@@ -479,7 +479,7 @@ func TestExecThatHangs(t *testing.T) {
 	if bound := c.Stop.Bound(); took > bound {
 		t.Errorf("returned %v after the timeout, more than %v", took, bound)
 	}
-	if o.Status != outcome.NotStarted || o.Cause != outcome.CauseTimeout || o.Exit != nil || !errors.Is(err, context.DeadlineExceeded) {
+	if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseTimeout || o.Exit != nil || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Exit, err)
 	}
 	isEmpty(t, o)
@@ -497,7 +497,7 @@ func TestPathIsAFIFO(t *testing.T) {
 	result := invokeAsync(t.Context(), a, Command{Path: file, Stop: promptly})
 	select {
 	case e := <-result:
-		if e.o.Status != outcome.NotStarted || e.o.Cause != outcome.CauseStartFailed || !errors.Is(e.err, syscall.EACCES) {
+		if e.o.Status != outcome.StatusNotStarted || e.o.Cause != outcome.CauseStartFailed || !errors.Is(e.err, syscall.EACCES) {
 			t.Errorf("got %s, %s, %v", e.o.Status, e.o.Cause, e.err)
 		}
 	case <-time.After(promptly.Bound()):
@@ -672,7 +672,7 @@ func canceledAnytime(t *testing.T, a *Adapter, f fixtures.Fixture, stop StopPoli
 	isGone(t, f, probe, 0)
 	_, err := os.Stat(probe.Options().Ready)
 	switch {
-	case e.o.Status == outcome.NotStarted:
+	case e.o.Status == outcome.StatusNotStarted:
 		neverRan(t, probe)
 		return "not started"
 	case err == nil:
@@ -731,7 +731,7 @@ func TestTimeoutBeforeTheSupervisorIsLost(t *testing.T) {
 	for c.Timeout = 250 * time.Millisecond; !o.Cleanup.HelperLost && c.Timeout < 20*time.Second; c.Timeout *= 2 {
 		o, err = run(t, a, c)
 	}
-	if o.Status != outcome.Unknown || o.Cause != outcome.CauseTimeout || !o.Cleanup.HelperLost || o.Cleanup.Proof != outcome.ChildList {
+	if o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseTimeout || !o.Cleanup.HelperLost || o.Cleanup.Proof != outcome.ProofChildList {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {

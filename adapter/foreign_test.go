@@ -75,14 +75,14 @@ func TestContextsOfTheCallers(t *testing.T) {
 				if took := time.Since(began); took > c.Timeout/2+c.Bound() {
 					t.Errorf("took %v", took)
 				}
-				wantStatus, wantCause, abandoned := outcome.Unknown, outcome.CauseCanceled, 0
+				wantStatus, wantCause, abandoned := outcome.StatusUnknown, outcome.CauseCanceled, 0
 				switch {
 				case how == "blocks" && atOnce:
 					wantCause, abandoned = outcome.CauseTimeout, 1
 				case how == "blocks":
 					abandoned = 1
 				case atOnce:
-					wantStatus = outcome.NotStarted
+					wantStatus = outcome.StatusNotStarted
 				}
 				if o.Status != wantStatus || o.Cause != wantCause || o.Output.Abandoned != abandoned || err == nil {
 					t.Errorf("%s, %s, %d abandoned, %v", o.Status, o.Cause, o.Output.Abandoned, err)
@@ -212,7 +212,7 @@ func TestKillBeforeTheStart(t *testing.T) {
 		if took := time.Since(began); o.Cause != outcome.CauseCanceled || took > 20*time.Second {
 			t.Errorf("%s, %s, after %v", o.Status, o.Cause, took)
 		}
-		if o.Status == outcome.NotStarted {
+		if o.Status == outcome.StatusNotStarted {
 			refused++
 		}
 		isEmpty(t, o)

@@ -176,24 +176,24 @@ func TestHostileSupervisor(t *testing.T) {
 		after      string // what it does then
 		status     outcome.Status
 	}{
-		{"an honest one", hello + started + exited + done(`{"started":true,"exit":{"Code":0},`+empty+`}`), "", outcome.Succeeded},
-		{"nothing", "", "", outcome.NotStarted},
-		{"noise", strings.Repeat("\xff", 5000), "", outcome.NotStarted},
-		{"another version", word(`{"hello":{"version":7,"pid":1}}`), "", outcome.NotStarted},
-		{"no hello", started, "", outcome.NotStarted},
-		{"gone after the hello", hello, "", outcome.Unknown},
-		{"mute after the hello", hello, "waits", outcome.Unknown},
-		{"mute after the start", hello + started, "waits", outcome.Unknown},
-		{"stopping without end", hello + started, "goes on", outcome.Unknown},
-		{"a report of nothing", hello + started + done(`{}`), "waits", outcome.Unknown},
-		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"Code":0}}`), "waits", outcome.Succeeded},
-		{"a result that is none", hello + started + done(`{"cleanup":{"Result":"fine","Proof":"none"}}`), "", outcome.Unknown},
-		{"a code and a signal", hello + started + done(`{"started":true,"exit":{"Code":0,"Signal":9},`+empty+`}`), "", outcome.Unknown},
-		{"an exit code that is none", hello + started + done(`{"started":true,"exit":{"Code":4711},`+empty+`}`), "", outcome.Unknown},
-		{"executed and not executed", hello + started + done(`{"started":true,"not_executed":true,"exit":{"Code":0},`+empty+`}`), "", outcome.Unknown},
-		{"exited twice", hello + started + exited + exited, "waits", outcome.Succeeded},
-		{"a frame without end", hello + started + "\x00\x00\xff\xff\x00\x00\x00\x00{", "waits", outcome.Unknown},
-		{"an exit, and lost", hello + started + exited, "", outcome.Succeeded},
+		{"an honest one", hello + started + exited + done(`{"started":true,"exit":{"Code":0},`+empty+`}`), "", outcome.StatusSucceeded},
+		{"nothing", "", "", outcome.StatusNotStarted},
+		{"noise", strings.Repeat("\xff", 5000), "", outcome.StatusNotStarted},
+		{"another version", word(`{"hello":{"version":7,"pid":1}}`), "", outcome.StatusNotStarted},
+		{"no hello", started, "", outcome.StatusNotStarted},
+		{"gone after the hello", hello, "", outcome.StatusUnknown},
+		{"mute after the hello", hello, "waits", outcome.StatusUnknown},
+		{"mute after the start", hello + started, "waits", outcome.StatusUnknown},
+		{"stopping without end", hello + started, "goes on", outcome.StatusUnknown},
+		{"a report of nothing", hello + started + done(`{}`), "waits", outcome.StatusUnknown},
+		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"Code":0}}`), "waits", outcome.StatusSucceeded},
+		{"a result that is none", hello + started + done(`{"cleanup":{"Result":"fine","Proof":"none"}}`), "", outcome.StatusUnknown},
+		{"a code and a signal", hello + started + done(`{"started":true,"exit":{"Code":0,"Signal":9},`+empty+`}`), "", outcome.StatusUnknown},
+		{"an exit code that is none", hello + started + done(`{"started":true,"exit":{"Code":4711},`+empty+`}`), "", outcome.StatusUnknown},
+		{"executed and not executed", hello + started + done(`{"started":true,"not_executed":true,"exit":{"Code":0},`+empty+`}`), "", outcome.StatusUnknown},
+		{"exited twice", hello + started + exited + exited, "waits", outcome.StatusSucceeded},
+		{"a frame without end", hello + started + "\x00\x00\xff\xff\x00\x00\x00\x00{", "waits", outcome.StatusUnknown},
+		{"an exit, and lost", hello + started + exited, "", outcome.StatusSucceeded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -232,10 +232,10 @@ func TestHostileSupervisor(t *testing.T) {
 			if took := time.Since(<-began); took > c.Stop.Bound()+10*time.Second {
 				t.Errorf("it took %v", took)
 			}
-			if o.Status != tt.status || (err == nil) != (o.Status == outcome.Succeeded) {
+			if o.Status != tt.status || (err == nil) != (o.Status == outcome.StatusSucceeded) {
 				t.Errorf("status %q, want %q; %v", o.Status, tt.status, err)
 			}
-			if o.Cleanup.HelperLost && o.Cleanup.Result != outcome.Unverified {
+			if o.Cleanup.HelperLost && o.Cleanup.Result != outcome.CleanupUnverified {
 				t.Errorf("lost, and the cleanup is %+v", o.Cleanup)
 			}
 			if o.Cleanup.Result == "" {

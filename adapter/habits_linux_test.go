@@ -110,7 +110,7 @@ func (h *habitual) timedOut() error {
 		if took > timeout+promptly.Bound() {
 			bad = errors.Join(bad, fmt.Errorf("took %v", took))
 		}
-		if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren || o.Cleanup.HelperLost {
+		if o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren || o.Cleanup.HelperLost {
 			bad = errors.Join(bad, fmt.Errorf("cleanup is %+v", o.Cleanup))
 		}
 		switch {
@@ -228,7 +228,7 @@ func reapsAnyChild(h *habitual) error {
 					o, err := a.Invoke(context.Background(), c)
 					byCode := o.Exit != nil && o.Exit.Code == code && o.Exit.Signal == 0
 					bySignal := o.Exit != nil && o.Exit.Code == -1 && o.Exit.Signal == int(syscall.SIGUSR1)
-					if o.Status != outcome.Failed || o.Cause != outcome.CauseExit || !byCode && !bySignal || o.Cleanup.HelperLost {
+					if o.Status != outcome.StatusFailed || o.Cause != outcome.CauseExit || !byCode && !bySignal || o.Cleanup.HelperLost {
 						failed <- fmt.Errorf("worker %d: %q ends in %s, %s, %+v, %+v, %w", i, c.Args, o.Status, o.Cause, o.Exit, o.Cleanup, err)
 						return
 					}
@@ -300,7 +300,7 @@ func firstProcess(h *habitual) error {
 			return err
 		}
 		o, err := h.a.Invoke(context.Background(), Command{Path: h.cli, Args: fixtures.Args(f.Name, probe.Options()), Stop: promptly})
-		if !o.Cleanup.HelperLost || o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.ChildList {
+		if !o.Cleanup.HelperLost || o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofChildList {
 			return fmt.Errorf("a lost supervisor: %+v, %w", o.Cleanup, err)
 		}
 		if err := errors.Join(gone(f, probe, 0), probe.Close()); err != nil {
@@ -490,9 +490,9 @@ func tightly(reason func(error) bool) (refused error, err error) {
 	}
 	o, err := a.Invoke(context.Background(), Command{Path: "/bin/true", Stop: promptly})
 	switch {
-	case o.Status == outcome.NotStarted && errors.Is(err, outcome.ErrNotStarted) && reason(err) && o.Cleanup.Result == outcome.Empty:
+	case o.Status == outcome.StatusNotStarted && errors.Is(err, outcome.ErrNotStarted) && reason(err) && o.Cleanup.Result == outcome.CleanupEmpty:
 		refused = err
-	case o.Status != outcome.Succeeded:
+	case o.Status != outcome.StatusSucceeded:
 		return nil, fmt.Errorf("%s, %s, %+v, %w", o.Status, o.Cause, o.Cleanup, err)
 	}
 	if err := a.Shutdown(context.Background()); err != nil {

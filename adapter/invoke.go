@@ -381,12 +381,12 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 		}
 		o.Usage, o.Cleanup = done.Usage, done.Cleanup
 		switch done.Cleanup.Result {
-		case outcome.Empty:
+		case outcome.CleanupEmpty:
 			if v.watched() {
 				helper.Watch(nil)
 			}
 			v.a.pool.Put(helper)
-		case outcome.Left: // see handOver
+		case outcome.CleanupLeft: // see handOver
 		default:
 			v.a.pool.Discard(helper)
 		}
@@ -404,7 +404,7 @@ func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cau
 		why.Detail = t.lost
 	}
 	f.ExitBeforeStop = f.Exit != nil && !f.Exit.AfterStop
-	if o.Cleanup.Result == outcome.Left {
+	if o.Cleanup.Result == outcome.CleanupLeft {
 		pipes := v.copyPipes()
 		v.collect()
 		v.handOver(helper, pipes)
@@ -458,7 +458,7 @@ func (v *invocation) awaitGone(ctx context.Context) error {
 		defer v.again.Unlock()
 		// What is unverified with its helper alive has gone where the helper cannot look.
 		c := &v.outcome.Cleanup
-		if !v.gone && (c.Result == outcome.Survivors || c.HelperLost) {
+		if !v.gone && (c.Result == outcome.CleanupSurvivors || c.HelperLost) {
 			v.gone = v.helper.Gone(time.Now().Add(retryLimit))
 		}
 		if v.gone {
@@ -542,7 +542,7 @@ func (v *invocation) lose(helper *supervisor.Helper, leader int) {
 	v.mu.Lock()
 	until := v.owed.swept(began)
 	v.mu.Unlock()
-	c := outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof, HelperLost: true}
+	c := outcome.Cleanup{Result: outcome.CleanupUnverified, Proof: outcome.ProofNone, HelperLost: true}
 	if swept, err := helper.Swept(until); err == nil {
 		c = swept.Cleanup()
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -652,7 +652,7 @@ func (v *invocation) incomplete(stream string, err error) {
 
 // notStarted ends an invocation of which nothing was executed.
 func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
-	c := outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
+	c := outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}
 	v.outcome.ID = v.id
 	c.TempDirs = v.outcome.Cleanup.TempDirs
 	if v.entered {

@@ -125,7 +125,7 @@ func bounded(until time.Time, do func() error) error {
 
 // Recovered is an invocation of a caller that died before it got to know the end.
 type Recovered struct {
-	// Outcome is how it ended: outcome.Unknown with outcome.CauseHostLost, unless
+	// Outcome is how it ended: outcome.StatusUnknown with outcome.CauseHostLost, unless
 	// the CLI had ended by itself before. There is no output.
 	Outcome outcome.Outcome
 	Program string // as it was named
@@ -141,7 +141,7 @@ var errNoJournal = errors.New("adapter: recover: there is no journal; set Option
 // died, each once: what one Recover has returned, no other will. Callers that are
 // alive are not disturbed. For supervisors that are still ending something it
 // waits, at most 30 s or until ctx ends; those whose supervisor and guard are
-// lost too are swept for, and their cleanup is outcome.Unverified.
+// lost too are swept for, and their cleanup is outcome.CleanupUnverified.
 //
 // What is returned is valid beside an error, which joins what could not be
 // recovered yet and which records cannot be read. Those stay where they are.
@@ -179,7 +179,7 @@ func settleLost(e journal.Entry) journal.End {
 	began := time.Now()
 	if e.End == nil {
 		c := &done.Cleanup
-		c.Result, c.Proof, c.HelperLost = outcome.Unverified, outcome.NoProof, true
+		c.Result, c.Proof, c.HelperLost = outcome.CleanupUnverified, outcome.ProofNone, true
 		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Group, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if path := e.Begin.TempDir; path != "" {

@@ -72,7 +72,7 @@ func TestJournal(t *testing.T) {
 	if err := s.Stop(t.Context()); err != nil || time.Since(began) > s.Bound() {
 		t.Error(err)
 	}
-	s.is(t, outcome.Stopped, outcome.CauseCanceled)
+	s.is(t, outcome.StatusStopped, outcome.CauseCanceled)
 }
 
 func init() { roles["loses its temporary directory's name"] = losesNameRole }

@@ -203,7 +203,7 @@ func TestFlagsAreLeft(t *testing.T) {
 	c.Args, c.Path = append([]string{"-c", `"$0" "$@"; sleep 20 & exit 0`, c.Path}, c.Args...), "sh"
 	c.AfterExit = AfterExitLeave
 	o, err := Invoke(t.Context(), c)
-	if err != nil || o.Cleanup.Result != outcome.Left || len(o.Cleanup.LeftAlive) != 1 {
+	if err != nil || o.Cleanup.Result != outcome.CleanupLeft || len(o.Cleanup.LeftAlive) != 1 {
 		t.Fatal(o.Cleanup, err)
 	}
 	sameFlags(t, "while somebody has it, after", files, before, true)

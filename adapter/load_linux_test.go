@@ -151,7 +151,7 @@ func loaded(t *testing.T, role string, attr *syscall.SysProcAttr, place func(pid
 			t.Error(err)
 		}
 		t.Logf("%+v", e)
-		if e.Status != outcome.Unknown || e.Cause != outcome.CauseCanceled || e.Result != outcome.Empty || e.Proof == outcome.NoProof {
+		if e.Status != outcome.StatusUnknown || e.Cause != outcome.CauseCanceled || e.Result != outcome.CleanupEmpty || e.Proof == outcome.ProofNone {
 			t.Errorf("%+v", e)
 		}
 		return e

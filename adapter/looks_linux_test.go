@@ -72,7 +72,7 @@ func TestStopDuringALongLook(t *testing.T) {
 		}),
 	}
 	o, err := a.Invoke(ctx, c)
-	if err != nil || o.Status != outcome.Succeeded || o.Cleanup.HelperLost {
+	if err != nil || o.Status != outcome.StatusSucceeded || o.Cleanup.HelperLost {
 		t.Errorf("%s, %v, %s; %+v", o.Status, err, o.Stderr, o.Cleanup)
 	}
 	const heardIn = 2 * time.Second // it takes milliseconds, and took up to half a minute

@@ -9,7 +9,7 @@ import (
 )
 
 // emptyBy is how an empty tree is known.
-const emptyBy = outcome.Scans
+const emptyBy = outcome.ProofScans
 
 // goneAfterAll is how long who is left may take when awaitNobody has returned.
 const goneAfterAll = 30 * time.Second

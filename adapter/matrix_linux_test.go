@@ -16,9 +16,9 @@ import (
 // emptyBy is how an empty tree is known.
 var emptyBy = func() outcome.Proof {
 	if os.Getenv(supervisor.TrackerVariable) != "" {
-		return outcome.Scans
+		return outcome.ProofScans
 	}
-	return outcome.NoChildren
+	return outcome.ProofNoChildren
 }()
 
 // goneAfterAll is how long who is left may take when awaitNobody has returned.

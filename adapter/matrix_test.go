@@ -40,7 +40,7 @@ var promptly = StopPolicy{Grace: 300 * time.Millisecond, Linger: 300 * time.Mill
 //
 // It is not parallel to other tests: it keeps the machine busy by itself.
 func TestPromise(t *testing.T) {
-	p := &promise{before: startCanary(t), seed: seed(t), tracked: emptyBy == outcome.Scans}
+	p := &promise{before: startCanary(t), seed: seed(t), tracked: emptyBy == outcome.ProofScans}
 	if p.tracked {
 		p.a = newTolerated(t)
 		p.plain = p.a
@@ -298,7 +298,7 @@ func (p *promise) check(t *testing.T, f fixtures.Fixture, probe *fixtures.Probe,
 	}
 	if o.Cleanup.HelperLost {
 		// The guard has adopted the tree, ended it and seen its end.
-		if f.Name != killsSupervisor || o.Status != outcome.Unknown || o.Cause != outcome.CauseSupervisorLost && o.Cause != stop || o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.ChildList {
+		if f.Name != killsSupervisor || o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseSupervisorLost && o.Cause != stop || o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofChildList {
 			t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, e.err)
 		}
 		isGone(t, f, probe, 0)
@@ -307,7 +307,7 @@ func (p *promise) check(t *testing.T, f fixtures.Fixture, probe *fixtures.Probe,
 	if err := consistent(f, e, stop); err != nil {
 		t.Error(err)
 	}
-	if o.Status == outcome.NotStarted {
+	if o.Status == outcome.StatusNotStarted {
 		neverRan(t, probe)
 	}
 	isEmpty(t, o)
@@ -329,12 +329,12 @@ func (p *promise) observed(t *testing.T, f fixtures.Fixture, probe *fixtures.Pro
 	case c.HelperLost:
 		// A sweep for the mark proves nothing, and may take a moment.
 		within = 5 * time.Second
-		if f.Name != killsSupervisor || c.Result != outcome.Unverified || c.Proof != outcome.NoProof {
+		if f.Name != killsSupervisor || c.Result != outcome.CleanupUnverified || c.Proof != outcome.ProofNone {
 			t.Errorf("cleanup is %+v", c)
 		}
-	case o.Status == outcome.NotStarted && c.Result == outcome.Empty:
-	case c.Result == outcome.Empty && c.Proof == outcome.Scans && len(c.Suspects) == 0:
-	case c.Result == outcome.Unverified && c.Proof == outcome.NoProof && len(c.Suspects) > 0:
+	case o.Status == outcome.StatusNotStarted && c.Result == outcome.CleanupEmpty:
+	case c.Result == outcome.CleanupEmpty && c.Proof == outcome.ProofScans && len(c.Suspects) == 0:
+	case c.Result == outcome.CleanupUnverified && c.Proof == outcome.ProofNone && len(c.Suspects) > 0:
 		// Orphans of whatever else runs on this machine are suspects too.
 	default:
 		t.Errorf("cleanup is %+v", c)
@@ -365,20 +365,20 @@ func consistent(f fixtures.Fixture, e ended, stop outcome.Cause) error {
 	o := e.o
 	bad := fmt.Errorf("after a stop for %q: got %s, %s, exit %+v, %v", stop, o.Status, o.Cause, o.Exit, e.err)
 	switch {
-	case o.Status == outcome.NotStarted:
+	case o.Status == outcome.StatusNotStarted:
 		if stop == "" || o.Cause != stop || o.Exit != nil || !errors.Is(e.err, outcome.ErrNotStarted) {
 			return bad
 		}
 	case o.Cause == outcome.CauseExit:
-		status := outcome.Succeeded
+		status := outcome.StatusSucceeded
 		if f.ExitCode != 0 {
-			status = outcome.Failed
+			status = outcome.StatusFailed
 		}
 		if !f.EndsByItself || o.Status != status || o.Exit == nil || *o.Exit != (outcome.Exit{Code: f.ExitCode}) || (e.err == nil) != (f.ExitCode == 0) {
 			return bad
 		}
 	default:
-		if stop == "" || o.Status != outcome.Unknown || o.Cause != stop || o.Exit == nil || !o.Exit.AfterStop || !errors.Is(e.err, outcome.ErrUnknown) {
+		if stop == "" || o.Status != outcome.StatusUnknown || o.Cause != stop || o.Exit == nil || !o.Exit.AfterStop || !errors.Is(e.err, outcome.ErrUnknown) {
 			return bad
 		}
 	}

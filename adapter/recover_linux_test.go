@@ -151,11 +151,11 @@ func TestRecover(t *testing.T) {
 				seen[r.Owner]++
 				o := r.Outcome
 				switch c := o.Cleanup; {
-				case o.Status != outcome.Unknown || o.Cause != outcome.CauseHostLost || !errors.Is(o.Err, outcome.ErrUnknown):
+				case o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseHostLost || !errors.Is(o.Err, outcome.ErrUnknown):
 					t.Errorf("%s: %s, %s, %v", r.Owner, o.Status, o.Cause, o.Err)
 				case r.Program != "sh" || r.Session != strings.HasPrefix(r.Owner, "session") || len(c.TempDirs) != 0 || r.Began.IsZero():
 					t.Errorf("%+v", r)
-				case c.Result != outcome.Empty || len(c.Ended) == 0:
+				case c.Result != outcome.CleanupEmpty || len(c.Ended) == 0:
 					unproven++
 					if lost != "caller and all helpers" {
 						t.Errorf("%s: %+v", r.Owner, c)

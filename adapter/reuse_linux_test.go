@@ -557,7 +557,7 @@ func (r *reuse) tree(i int) error {
 		// The guard ends the rest, and goes on after the time that Invoke has for
 		// this, which it can need on a machine with other work.
 		within = patience
-	case got.Result != outcome.Empty || got.HelperLost:
+	case got.Result != outcome.CleanupEmpty || got.HelperLost:
 		return fmt.Errorf("%s: cleanup is %+v, %w", f.Name, got, e.err)
 	default:
 		if err := consistent(f, e, cause); err != nil {
@@ -797,7 +797,7 @@ func takeoverRole(args []string) error {
 		if bad > 0 {
 			return fmt.Errorf("round %d: of %d canaries with the pid of a member %d got a signal; %+v", rounds, taken, bad, e.o.Cleanup)
 		}
-		if o := e.o; o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren || o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled {
+		if o := e.o; o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren || o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseCanceled {
 			return fmt.Errorf("round %d: %s, %s, %+v, %w", rounds, o.Status, o.Cause, o.Cleanup, e.err)
 		}
 		total += taken

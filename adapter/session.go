@@ -207,7 +207,7 @@ func (s *Session) Exit() (outcome.Exit, bool) {
 func (s *Session) Done() <-chan struct{} { return s.v.done }
 
 // Outcome returns how the session ended; false while it has not. The status is
-// outcome.Stopped if the session was asked to end and was seen to.
+// outcome.StatusStopped if the session was asked to end and was seen to.
 func (s *Session) Outcome() (outcome.Outcome, bool) {
 	select {
 	case <-s.v.done:

@@ -38,7 +38,7 @@ func (s *Session) is(t *testing.T, status outcome.Status, cause outcome.Cause) o
 	if !ok || o.Status != status || o.Cause != cause {
 		t.Errorf("the session ended as %s, %s (%v); want %s, %s", o.Status, o.Cause, o.Err, status, cause)
 	}
-	if (o.Err == nil) != (status == outcome.Succeeded || status == outcome.Stopped) {
+	if (o.Err == nil) != (status == outcome.StatusSucceeded || status == outcome.StatusStopped) {
 		t.Errorf("its error is %v with the status %s", o.Err, o.Status)
 	}
 	return o
@@ -75,7 +75,7 @@ func TestSession(t *testing.T) {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
-	o := s.is(t, outcome.Stopped, outcome.CauseCanceled)
+	o := s.is(t, outcome.StatusStopped, outcome.CauseCanceled)
 	isEmpty(t, o)
 	if o.Exit == nil || o.Exit.Code != 3 || !o.Exit.AfterStop || string(o.Stderr) != "ready\n" {
 		t.Errorf("exit %+v, stderr %q", o.Exit, o.Stderr)
@@ -107,7 +107,7 @@ func TestSessionEndsByItself(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
 	s := start(t, a, sh(`echo bad luck >&2; exit 7`))
-	o := s.is(t, outcome.Failed, outcome.CauseExit)
+	o := s.is(t, outcome.StatusFailed, outcome.CauseExit)
 	isEmpty(t, o)
 	var exit *outcome.ExitError
 	if _, err := s.Wait(); !errors.As(err, &exit) || exit.Exit.Code != 7 || string(o.Stderr) != "bad luck\n" {
@@ -116,7 +116,7 @@ func TestSessionEndsByItself(t *testing.T) {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Errorf("a stop after the end: %v", err)
 	}
-	s.is(t, outcome.Failed, outcome.CauseExit)
+	s.is(t, outcome.StatusFailed, outcome.CauseExit)
 }
 
 // What is executed and canceled before Start returns is gone then, and what is not
@@ -156,7 +156,7 @@ func TestSessionCrashes(t *testing.T) {
 		if exit, ok := s.Exit(); !ok || exit.Code != 3 {
 			t.Errorf("its exit is %v, %v", exit, ok)
 		}
-		if o.Status == outcome.Failed {
+		if o.Status == outcome.StatusFailed {
 			crashes++
 		}
 	}
@@ -196,7 +196,7 @@ func TestSessionDeadlines(t *testing.T) {
 	if b, err := io.ReadAll(s.Stdout()); string(b) != "x\n" || err != nil {
 		t.Errorf("%q, %v", b, err)
 	}
-	s.is(t, outcome.Succeeded, outcome.CauseExit)
+	s.is(t, outcome.StatusSucceeded, outcome.CauseExit)
 }
 
 // Idle sessions are ended, and those that are used are not.
@@ -219,11 +219,11 @@ func TestSessionIsIdle(t *testing.T) {
 		case <-time.After(idle / 10):
 		}
 	}
-	o := unused.is(t, outcome.Stopped, outcome.CauseIdle)
+	o := unused.is(t, outcome.StatusStopped, outcome.CauseIdle)
 	if o.Elapsed < idle {
 		t.Errorf("it was ended after %v", o.Elapsed)
 	}
-	used.is(t, outcome.Stopped, outcome.CauseIdle)
+	used.is(t, outcome.StatusStopped, outcome.CauseIdle)
 	if _, err := io.WriteString(used.Stdin(), "x\n"); !errors.Is(err, ErrStopped) {
 		t.Errorf("a write to an idle session: %v", err)
 	}
@@ -246,7 +246,7 @@ func TestStopOwner(t *testing.T) {
 		t.Errorf("%d outcomes, %v", len(outcomes), err)
 	}
 	for _, s := range all[1] {
-		o := s.is(t, outcome.Stopped, outcome.CauseShutdown)
+		o := s.is(t, outcome.StatusStopped, outcome.CauseShutdown)
 		isEmpty(t, o)
 	}
 	for _, i := range []int{0, 2} {

@@ -67,7 +67,7 @@ func TestShutdownOfMany(t *testing.T) {
 	}
 	t.Logf("%d sessions in %v", n, took)
 	for _, s := range all {
-		if o := s.is(t, outcome.Stopped, outcome.CauseShutdown); o.Exit == nil || o.Exit.Signal != 9 {
+		if o := s.is(t, outcome.StatusStopped, outcome.CauseShutdown); o.Exit == nil || o.Exit.Signal != 9 {
 			t.Errorf("exit %+v", o.Exit)
 		}
 	}
@@ -158,8 +158,8 @@ func TestShutdownMeanwhile(t *testing.T) {
 			o, _ := s.Outcome()
 			switch {
 			case tt.cause != "":
-				s.is(t, outcome.Stopped, tt.cause)
-			case o.Status != outcome.Stopped && o.Status != outcome.Succeeded:
+				s.is(t, outcome.StatusStopped, tt.cause)
+			case o.Status != outcome.StatusStopped && o.Status != outcome.StatusSucceeded:
 				t.Errorf("it ended as %s", o.Status)
 			}
 			neighbour.Wait()
@@ -204,7 +204,7 @@ func TestShutdownDuringStarts(t *testing.T) {
 				}
 				switch {
 				case s != nil:
-					s.is(t, outcome.Stopped, outcome.CauseShutdown)
+					s.is(t, outcome.StatusStopped, outcome.CauseShutdown)
 				case !errors.Is(err, ErrShutdown) || !errors.Is(err, outcome.ErrNotStarted) && !errors.Is(err, outcome.ErrUnknown):
 					t.Errorf("the error of a start is %v", err)
 				}
@@ -231,7 +231,7 @@ func TestCanceledStartKeepsTheGuard(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Millisecond)
 		o, _ := a.Invoke(ctx, sh("exit 0"))
 		cancel()
-		if o.Status == outcome.NotStarted {
+		if o.Status == outcome.StatusNotStarted {
 			canceled++
 		}
 	}
@@ -241,8 +241,8 @@ func TestCanceledStartKeepsTheGuard(t *testing.T) {
 	if _, err := io.WriteString(s.Stdin(), "go\n"); err != nil {
 		t.Fatal(err)
 	}
-	o := s.is(t, outcome.Unknown, outcome.CauseSupervisorLost)
-	if o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.ChildList {
+	o := s.is(t, outcome.StatusUnknown, outcome.CauseSupervisorLost)
+	if o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofChildList {
 		t.Errorf("cleanup %+v", o.Cleanup)
 	}
 	whole.isFree(atOnce)
@@ -323,7 +323,7 @@ func TestSessionSavesItsState(t *testing.T) {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if o := s.is(t, outcome.Stopped, outcome.CauseCanceled); o.Exit == nil || o.Exit.Code != 0 || o.Exit.Signal != 0 {
+	if o := s.is(t, outcome.StatusStopped, outcome.CauseCanceled); o.Exit == nil || o.Exit.Code != 0 || o.Exit.Signal != 0 {
 		t.Errorf("exit %+v", o.Exit)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -359,7 +359,7 @@ func TestSessionLeavesSomething(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("nobody tells of the exit")
 	}
-	o := s.is(t, outcome.Succeeded, outcome.CauseExit)
+	o := s.is(t, outcome.StatusSucceeded, outcome.CauseExit)
 	whole.isFree(atOnce)
 	if len(o.Cleanup.Ended) != 2 {
 		t.Errorf("ended %+v, want the two that were left", o.Cleanup.Ended)

@@ -121,7 +121,7 @@ func (s *soak) one(w *treeWorker, random *rand.Rand) {
 	case 0:
 		for range 5 {
 			o, err := s.shared.Invoke(context.Background(), Command{Path: "true"})
-			if o.Status != outcome.Succeeded || o.Cleanup.Proof != outcome.NoChildren {
+			if o.Status != outcome.StatusSucceeded || o.Cleanup.Proof != outcome.ProofNoChildren {
 				err = fmt.Errorf("true: %s, %s, %+v, %w", o.Status, o.Cause, o.Cleanup, err)
 			}
 			s.add("true", treeResult{o: o}, 0, err)
@@ -194,8 +194,8 @@ func (s *soak) fixture(w *treeWorker, random *rand.Rand) {
 	}
 	lost := f.Name == killsSupervisor && o.Cleanup.HelperLost
 	switch {
-	case lost && (o.Status != outcome.Unknown || o.Cause != outcome.CauseSupervisorLost && o.Cause != cause || o.Cleanup.Proof != outcome.ChildList),
-		!lost && (o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren):
+	case lost && (o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseSupervisorLost && o.Cause != cause || o.Cleanup.Proof != outcome.ProofChildList),
+		!lost && (o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren):
 		err = fmt.Errorf("%s, %s, %+v: %w", o.Status, o.Cause, o.Cleanup, err)
 	case lost:
 		bound, err = 0, nil
@@ -221,10 +221,10 @@ func (s *soak) add(name string, r treeResult, bound time.Duration, err error) {
 	s.counts[fmt.Sprintf("cleanup %s by %s", o.Cleanup.Result, o.Cleanup.Proof)]++
 	s.ended += len(o.Cleanup.Ended) + o.Cleanup.EndedMore
 	s.survivors += len(o.Cleanup.Survivors)
-	if o.Cleanup.Result == outcome.Unverified {
+	if o.Cleanup.Result == outcome.CleanupUnverified {
 		s.unverified++
 	}
-	if o.Status == outcome.Unknown {
+	if o.Status == outcome.StatusUnknown {
 		s.counts[fmt.Sprintf("stop for %s", o.Cause)]++
 	}
 	if bound == 0 || r.miss {

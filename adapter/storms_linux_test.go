@@ -145,11 +145,11 @@ func stormRole(args []string) error {
 		return fmt.Errorf("returned after %v, more than %v after the grace", took, within)
 	case o.Cleanup.HelperLost:
 		return fmt.Errorf("the supervisor was lost: %+v", o.Cleanup)
-	case o.Cleanup.Result == outcome.Survivors && args[2] == "swarm" && args[1] == withoutCgroup:
+	case o.Cleanup.Result == outcome.CleanupSurvivors && args[2] == "swarm" && args[1] == withoutCgroup:
 		// Said honestly, and ended in the background.
 		fmt.Printf("%d survivors\n", len(o.Cleanup.Survivors))
 		return gone(f, probe, time.Minute)
-	case o.Cleanup.Result != outcome.Empty || o.Cleanup.Proof != outcome.NoChildren:
+	case o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren:
 		return fmt.Errorf("not proven empty: %+v", o.Cleanup)
 	}
 	return errors.Join(consistent(f, e, outcome.CauseCanceled), gone(f, probe, 0))

@@ -171,7 +171,7 @@ func TestGroup(t *testing.T) {
 		t.Error("the next one has no group")
 	}
 	dir, o := own(a, "setsid sleep "+tooLong+" & kill -KILL $PPID; sleep "+tooLong)
-	if o.Cleanup.Proof != outcome.ChildList || dir == "" {
+	if o.Cleanup.Proof != outcome.ProofChildList || dir == "" {
 		t.Errorf("the supervisor was killed: %+v", o.Cleanup)
 	}
 	isRemoved(dir, "killed")
@@ -240,7 +240,7 @@ func TestEntersAnotherNamespace(t *testing.T) {
 		c.Stop = promptly
 		o, err := run(t, a, c)
 		h.says("there")
-		if err != nil || o.Cleanup.Result != outcome.Empty {
+		if err != nil || o.Cleanup.Result != outcome.CleanupEmpty {
 			t.Errorf("%+v: %+v, %v", how, o.Cleanup, err)
 		}
 		if !how.plain && !how.left {
@@ -299,7 +299,7 @@ func TestLostWhileFrozenInAnotherNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := <-result
-	if o := e.o; o.Cleanup.Result != outcome.Unverified || o.Cause != outcome.CauseSupervisorLost {
+	if o := e.o; o.Cleanup.Result != outcome.CleanupUnverified || o.Cause != outcome.CauseSupervisorLost {
 		t.Errorf("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
 	}
 	f.thaw()
@@ -330,7 +330,7 @@ func TestBothLostAndEnvironmentWiped(t *testing.T) {
 		}()
 		began := time.Now()
 		o, _ := run(t, a, c)
-		if took := time.Since(began); o.Cleanup.Result != outcome.Unverified || o.Cause != outcome.CauseSupervisorLost {
+		if took := time.Since(began); o.Cleanup.Result != outcome.CleanupUnverified || o.Cause != outcome.CauseSupervisorLost {
 			t.Errorf("after %v: %s, %s, %+v", took, o.Status, o.Cause, o.Cleanup)
 		}
 		if !plain {
@@ -356,7 +356,7 @@ func survived(o outcome.Outcome, took time.Duration, stop StopPolicy, reason str
 	switch {
 	case took > stop.Bound():
 		return fmt.Errorf("returned after %v, more than %v", took, stop.Bound())
-	case o.Status != outcome.Unknown || o.Cleanup.Result != outcome.Survivors || o.Cleanup.Proof != outcome.NoProof:
+	case o.Status != outcome.StatusUnknown || o.Cleanup.Result != outcome.CleanupSurvivors || o.Cleanup.Proof != outcome.ProofNone:
 		return fmt.Errorf("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
 	case len(s) != 1 || s[0].PID <= 1 || s[0].Start.IsZero() || s[0].Name == "" || s[0].State == "" || !strings.Contains(s[0].Reason, reason):
 		return fmt.Errorf("the survivors are %+v, want one with the reason %q", s, reason)
@@ -458,7 +458,7 @@ func TestFrozenMember(t *testing.T) {
 			t.Error(err)
 		}
 		below.isFree(atOnce)
-		if o, err := run(t, a, sh("exit 0")); err != nil || o.Cleanup.Proof != outcome.NoChildren {
+		if o, err := run(t, a, sh("exit 0")); err != nil || o.Cleanup.Proof != outcome.ProofNoChildren {
 			t.Errorf("the next invocation: %+v, %v", o, err)
 		}
 		whole.w.Close()
@@ -534,7 +534,7 @@ func TestUninterruptibleMember(t *testing.T) {
 	began := time.Now()
 	cancel()
 	e := <-result
-	if e.o.Cleanup.Result == outcome.Empty {
+	if e.o.Cleanup.Result == outcome.CleanupEmpty {
 		t.Skip("this kernel's wait for a frozen file system can be killed")
 	}
 	if err := survived(e.o, e.at.Sub(began), c.Stop, "uninterruptible"); err != nil {
@@ -655,7 +655,7 @@ func otherUIDRole(args []string) error {
 		return fmt.Errorf("what is below is alive: %w", err)
 	}
 	if grouped {
-		if e.o.Cleanup.Result != outcome.Empty || e.o.Cleanup.Proof != outcome.NoChildren {
+		if e.o.Cleanup.Result != outcome.CleanupEmpty || e.o.Cleanup.Proof != outcome.ProofNoChildren {
 			return fmt.Errorf("with a cgroup: %+v", e.o.Cleanup)
 		}
 		if err := eof(whole, time.Millisecond); err != io.EOF {

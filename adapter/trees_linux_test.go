@@ -729,25 +729,25 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 	if r.took > c.policy().Bound() {
 		return bad(fmt.Sprintf("not within %v", c.policy().Bound()))
 	}
-	if (e.err == nil) != (o.Status == outcome.Succeeded) {
+	if (e.err == nil) != (o.Status == outcome.StatusSucceeded) {
 		return bad("status and error differ")
 	}
 
 	clean := o.Cleanup
 	switch {
-	case c.tracked && clean.Result == outcome.Empty && clean.Proof == outcome.Scans && !clean.HelperLost && len(clean.Suspects) == 0:
-	case c.tracked && clean.Result == outcome.Unverified && clean.Proof == outcome.NoProof && (clean.HelperLost && lost || len(clean.Suspects) > 0):
+	case c.tracked && clean.Result == outcome.CleanupEmpty && clean.Proof == outcome.ProofScans && !clean.HelperLost && len(clean.Suspects) == 0:
+	case c.tracked && clean.Result == outcome.CleanupUnverified && clean.Proof == outcome.ProofNone && (clean.HelperLost && lost || len(clean.Suspects) > 0):
 		// Orphans of whatever else runs on this machine are suspects too.
-	case clean.Result == outcome.Empty && clean.Proof == outcome.NoChildren && !clean.HelperLost:
-	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && lost:
-	case clean.Result == outcome.Empty && clean.Proof == outcome.ChildList && clean.HelperLost && strings.Contains(e.err.Error(), "did not say within"):
+	case clean.Result == outcome.CleanupEmpty && clean.Proof == outcome.ProofNoChildren && !clean.HelperLost:
+	case clean.Result == outcome.CleanupEmpty && clean.Proof == outcome.ProofChildList && clean.HelperLost && lost:
+	case clean.Result == outcome.CleanupEmpty && clean.Proof == outcome.ProofChildList && clean.HelperLost && strings.Contains(e.err.Error(), "did not say within"):
 		r.late = true // on a machine that has much else to do; rare, see TestTrees
-	case clean.Result == outcome.Unverified && clean.Proof == outcome.NoProof && clean.HelperLost && c.ending == bothKilled:
+	case clean.Result == outcome.CleanupUnverified && clean.Proof == outcome.ProofNone && clean.HelperLost && c.ending == bothKilled:
 	default:
 		return bad("this cleanup cannot be")
 	}
 	switch {
-	case o.Status == outcome.NotStarted:
+	case o.Status == outcome.StatusNotStarted:
 		// A helper that is killed before it has the request, or while it starts.
 		start := o.Cause == outcome.CauseStartFailed && lost
 		if o.Cause != cause && !start || o.Exit != nil || clean.HelperLost || !errors.Is(e.err, outcome.ErrNotStarted) {
@@ -759,15 +759,15 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 		}
 	case o.Cause == outcome.CauseExit:
 		code := c.code()
-		status := outcome.Succeeded
+		status := outcome.StatusSucceeded
 		if code != 0 {
-			status = outcome.Failed
+			status = outcome.StatusFailed
 		}
 		if !c.leaderEnds() || o.Status != status || o.Exit == nil || *o.Exit != (outcome.Exit{Code: code}) {
 			return bad("ended by itself")
 		}
 		r.miss = c.ending != byItself
-	case o.Status != outcome.Unknown || o.Cause != cause || !errors.Is(e.err, outcome.ErrUnknown):
+	case o.Status != outcome.StatusUnknown || o.Cause != cause || !errors.Is(e.err, outcome.ErrUnknown):
 		return bad("ended")
 	case clean.HelperLost:
 		// How the leader ended may have been seen or not.
@@ -784,7 +784,7 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 // no proof, it may take a moment.
 func (c treeCase) nothingLeft(o outcome.Outcome, probe *fixtures.Probe) error {
 	within := time.Duration(0)
-	if o.Cleanup.Result == outcome.Unverified {
+	if o.Cleanup.Result == outcome.CleanupUnverified {
 		within = 5 * time.Second
 		if o.Cleanup.Elapsed > loseLimit {
 			within = patience // the sweep ran out of time: they end by themselves
@@ -1050,7 +1050,7 @@ func runsTreeRole(args []string) error {
 	in := func(name string) string { return filepath.Join(args[1], name) }
 	o, err := Invoke(context.Background(), c.command(fixtures.Options{Heartbeat: in("heartbeat"), FIFO: in("fifo"), Ready: in("ready")}))
 	lost := c.ending == callerAndHelper && o.Cause == outcome.CauseSupervisorLost // that was killed first
-	if !lost && (o.Cause != outcome.CauseExit || !c.leaderEnds()) || o.Cleanup.Result != outcome.Empty {
+	if !lost && (o.Cause != outcome.CauseExit || !c.leaderEnds()) || o.Cleanup.Result != outcome.CleanupEmpty {
 		return fmt.Errorf("the tree has ended: %s, %s, %+v, %w", o.Status, o.Cause, o.Cleanup, err)
 	}
 	time.Sleep(patience)

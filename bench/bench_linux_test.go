@@ -119,7 +119,7 @@ func BenchmarkCancel(b *testing.B) {
 				out, _ := adapter.Invoke(ctx, adapter.Command{
 					Path: exe, Args: fixtures.Args("sessions", o, strconv.Itoa(n)), Stop: adapter.StopPolicy{Grace: -1},
 				})
-				if out.Cleanup.Result != outcome.Empty || len(out.Cleanup.Ended)+out.Cleanup.EndedMore < n {
+				if out.Cleanup.Result != outcome.CleanupEmpty || len(out.Cleanup.Ended)+out.Cleanup.EndedMore < n {
 					b.Fatalf("%s: %+v", out.Status, out.Cleanup)
 				}
 				times = append(times, time.Since(canceled))

@@ -271,7 +271,7 @@ func TestServerDiesDuringACall(t *testing.T) {
 	o, err := s.Wait()
 	h.isFree(t, time.Now().Add(soon))
 	var exit *outcome.ExitError
-	if o.Status != outcome.Failed || !errors.As(err, &exit) || exit.Exit.Code != 3 || !strings.Contains(h.String(), "out of luck") {
+	if o.Status != outcome.StatusFailed || !errors.As(err, &exit) || exit.Exit.Code != 3 || !strings.Contains(h.String(), "out of luck") {
 		t.Errorf("%s, %v, stderr %q", o.Status, err, h)
 	}
 	if err := c.Close(); err != nil {

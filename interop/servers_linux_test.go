@@ -228,7 +228,7 @@ func (h *hold) isFree(t *testing.T, until time.Time) {
 func isEmpty(t *testing.T, s *adapter.Session) outcome.Outcome {
 	t.Helper()
 	o, over := s.Outcome()
-	if !over || o.Status != outcome.Stopped || o.Cleanup.Result != outcome.Empty {
+	if !over || o.Status != outcome.StatusStopped || o.Cleanup.Result != outcome.CleanupEmpty {
 		t.Errorf("over %v: %s, %s, %s: %v", over, o.Status, o.Cause, o.Cleanup.Result, o.Err)
 	}
 	return o

@@ -56,18 +56,18 @@ type Facts struct {
 //   - An exit seen before a stop began is the CLI's own, whatever was asked for
 //     or lost later; with WaitTree only if the tree was empty by then too.
 //   - A session that its owner asked to end, and whose exit was seen, is
-//     Stopped.
-//   - All else is Unknown, for the first cause that there was. An exit seen is
+//     StatusStopped.
+//   - All else is StatusUnknown, for the first cause that there was. An exit seen is
 //     attached, and no code of it makes the status better.
 //
 // Facts that contradict each other (executed and not executed, a code and a
-// signal) mean that the protocol was broken: Unknown, never an exit code of 0.
+// signal) mean that the protocol was broken: StatusUnknown, never an exit code of 0.
 //
 // The Exit returned is a copy, with AfterStop set. Decide is a pure function.
 func Decide(f Facts) (Status, Cause, *Exit) {
 	if f.ExecRuledOut && !f.ExecSeen {
 		// An exit here is that of a process which never became the CLI.
-		return NotStarted, f.notStartedCause(), nil
+		return StatusNotStarted, f.notStartedCause(), nil
 	}
 
 	stopped := f.StopBegan || f.SupervisorLost
@@ -77,15 +77,15 @@ func Decide(f Facts) (Status, Cause, *Exit) {
 
 	switch {
 	case known && !exit.AfterStop && over && exit.Code == 0:
-		return Succeeded, CauseExit, exit
+		return StatusSucceeded, CauseExit, exit
 	case known && !exit.AfterStop && over:
-		return Failed, CauseExit, exit
+		return StatusFailed, CauseExit, exit
 	case known && f.SessionStop && f.StopBegan && (f.StopCause == CauseCanceled || f.StopCause == CauseShutdown || f.StopCause == CauseIdle):
-		return Stopped, f.StopCause, exit
+		return StatusStopped, f.StopCause, exit
 	case f.requested():
-		return Unknown, f.StopCause, exit
+		return StatusUnknown, f.StopCause, exit
 	default:
-		return Unknown, CauseSupervisorLost, exit
+		return StatusUnknown, CauseSupervisorLost, exit
 	}
 }
 

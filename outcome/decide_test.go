@@ -26,172 +26,172 @@ func TestDecide(t *testing.T) {
 		exit   *Exit
 	}{
 		// The leader ends by itself.
-		{"exit 0", Facts{ExecSeen: true, Exit: code(0)}, Succeeded, CauseExit, code(0)},
-		{"exit 3", Facts{ExecSeen: true, Exit: code(3)}, Failed, CauseExit, code(3)},
-		{"death by a signal", Facts{ExecSeen: true, Exit: death(11)}, Failed, CauseExit, death(11)},
+		{"exit 0", Facts{ExecSeen: true, Exit: code(0)}, StatusSucceeded, CauseExit, code(0)},
+		{"exit 3", Facts{ExecSeen: true, Exit: code(3)}, StatusFailed, CauseExit, code(3)},
+		{"death by a signal", Facts{ExecSeen: true, Exit: death(11)}, StatusFailed, CauseExit, death(11)},
 		{"death with a core dump", Facts{ExecSeen: true, Exit: &Exit{Code: -1, Signal: 6, CoreDumped: true}},
-			Failed, CauseExit, &Exit{Code: -1, Signal: 6, CoreDumped: true}},
-		{"after_stop as given is not read", Facts{ExecSeen: true, Exit: afterStop(code(0))}, Succeeded, CauseExit, code(0)},
+			StatusFailed, CauseExit, &Exit{Code: -1, Signal: 6, CoreDumped: true}},
+		{"after_stop as given is not read", Facts{ExecSeen: true, Exit: afterStop(code(0))}, StatusSucceeded, CauseExit, code(0)},
 
 		// An exit and a stop.
 		{"exit 0 just before the timeout was acted on",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, StopCause: CauseTimeout, StopBegan: true},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 		{"exit 0 before a cancellation that nobody acted on",
 			Facts{ExecSeen: true, Exit: code(0), StopCause: CauseCanceled},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 		{"exit 1 before the output limit was acted on",
 			Facts{ExecSeen: true, Exit: code(1), ExitBeforeStop: true, StopCause: CauseOutputLimit, StopBegan: true},
-			Failed, CauseExit, code(1)},
+			StatusFailed, CauseExit, code(1)},
 		{"exit 0 after the timeout: SIGTERM trapped",
 			Facts{ExecSeen: true, Exit: code(0), StopCause: CauseTimeout, StopBegan: true},
-			Unknown, CauseTimeout, afterStop(code(0))},
+			StatusUnknown, CauseTimeout, afterStop(code(0))},
 		{"exit 3 after a cancellation",
 			Facts{ExecSeen: true, Exit: code(3), StopCause: CauseCanceled, StopBegan: true},
-			Unknown, CauseCanceled, afterStop(code(3))},
+			StatusUnknown, CauseCanceled, afterStop(code(3))},
 		{"death by our SIGTERM",
 			Facts{ExecSeen: true, Exit: death(15), StopCause: CauseShutdown, StopBegan: true},
-			Unknown, CauseShutdown, afterStop(death(15))},
+			StatusUnknown, CauseShutdown, afterStop(death(15))},
 		{"the output limit, then death by SIGPIPE",
 			Facts{ExecSeen: true, Exit: death(13), StopCause: CauseOutputLimit, StopBegan: true},
-			Unknown, CauseOutputLimit, afterStop(death(13))},
+			StatusUnknown, CauseOutputLimit, afterStop(death(13))},
 		{"the caller dies",
 			Facts{ExecSeen: true, Exit: death(15), StopCause: CauseHostLost, StopBegan: true},
-			Unknown, CauseHostLost, afterStop(death(15))},
+			StatusUnknown, CauseHostLost, afterStop(death(15))},
 		{"the caller dies after the exit",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, StopCause: CauseHostLost, StopBegan: true},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 		{"a leader that survives the stop",
 			Facts{ExecSeen: true, StopCause: CauseTimeout, StopBegan: true},
-			Unknown, CauseTimeout, nil},
+			StatusUnknown, CauseTimeout, nil},
 		{"a stop before it was known whether it executed",
 			Facts{StopCause: CauseCanceled, StopBegan: true},
-			Unknown, CauseCanceled, nil},
+			StatusUnknown, CauseCanceled, nil},
 		{"a stop asked for that never began, and no exit",
 			Facts{ExecSeen: true, StopCause: CauseCanceled},
-			Unknown, CauseCanceled, nil},
+			StatusUnknown, CauseCanceled, nil},
 
 		// Leftovers.
 		{"leftovers get the ladder",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, StopCause: CauseExit, StopBegan: true},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 		{"a cancellation while leftovers linger",
 			Facts{ExecSeen: true, Exit: code(4), ExitBeforeStop: true, StopCause: CauseCanceled, StopBegan: true},
-			Failed, CauseExit, code(4)},
+			StatusFailed, CauseExit, code(4)},
 		{"the supervisor is lost while leftovers linger",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, SupervisorLost: true},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 
 		// AfterExit: Wait.
 		{"wait: exit and an empty tree",
 			Facts{ExecSeen: true, Exit: code(0), WaitTree: true},
-			Succeeded, CauseExit, code(0)},
+			StatusSucceeded, CauseExit, code(0)},
 		{"wait: a stop when the leader had exited and the tree was not empty",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, WaitTree: true, StopCause: CauseTimeout, StopBegan: true},
-			Unknown, CauseTimeout, code(0)},
+			StatusUnknown, CauseTimeout, code(0)},
 		{"wait: a stop before the exit",
 			Facts{ExecSeen: true, Exit: code(0), WaitTree: true, StopCause: CauseTimeout, StopBegan: true},
-			Unknown, CauseTimeout, afterStop(code(0))},
+			StatusUnknown, CauseTimeout, afterStop(code(0))},
 		{"wait: the tree was empty just before the stop was acted on",
 			Facts{ExecSeen: true, Exit: code(2), ExitBeforeStop: true, WaitTree: true, EmptyBeforeStop: true, StopCause: CauseTimeout, StopBegan: true},
-			Failed, CauseExit, code(2)},
+			StatusFailed, CauseExit, code(2)},
 		{"wait: the supervisor is lost before the tree is empty",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, WaitTree: true, SupervisorLost: true},
-			Unknown, CauseSupervisorLost, code(0)},
+			StatusUnknown, CauseSupervisorLost, code(0)},
 
 		// The supervisor is lost.
 		{"lost before it was known whether it executed",
 			Facts{SupervisorLost: true},
-			Unknown, CauseSupervisorLost, nil},
+			StatusUnknown, CauseSupervisorLost, nil},
 		{"lost before the CLI could be executed",
 			Facts{ExecRuledOut: true, SupervisorLost: true},
-			NotStarted, CauseSupervisorLost, nil},
+			StatusNotStarted, CauseSupervisorLost, nil},
 		{"lost while the CLI runs",
 			Facts{ExecSeen: true, SupervisorLost: true},
-			Unknown, CauseSupervisorLost, nil},
+			StatusUnknown, CauseSupervisorLost, nil},
 		{"lost, and the guard reaps a leader with exit 0",
 			Facts{ExecSeen: true, Exit: code(0), SupervisorLost: true},
-			Unknown, CauseSupervisorLost, afterStop(code(0))},
+			StatusUnknown, CauseSupervisorLost, afterStop(code(0))},
 		{"lost during a stop",
 			Facts{ExecSeen: true, StopCause: CauseTimeout, StopBegan: true, SupervisorLost: true},
-			Unknown, CauseTimeout, nil},
+			StatusUnknown, CauseTimeout, nil},
 		{"a cancellation that the supervisor does not answer",
 			Facts{ExecSeen: true, StopCause: CauseCanceled, SupervisorLost: true},
-			Unknown, CauseCanceled, nil},
+			StatusUnknown, CauseCanceled, nil},
 		{"lost, and then canceled",
 			Facts{ExecSeen: true, StopCause: CauseSupervisorLost, StopBegan: true, SupervisorLost: true},
-			Unknown, CauseSupervisorLost, nil},
+			StatusUnknown, CauseSupervisorLost, nil},
 		{"lost after a stop and the exit it led to",
 			Facts{ExecSeen: true, Exit: death(9), StopCause: CauseShutdown, StopBegan: true, SupervisorLost: true},
-			Unknown, CauseShutdown, afterStop(death(9))},
+			StatusUnknown, CauseShutdown, afterStop(death(9))},
 
 		// The start.
-		{"no such file", Facts{ExecRuledOut: true, StartFailed: true}, NotStarted, CauseStartFailed, nil},
+		{"no such file", Facts{ExecRuledOut: true, StartFailed: true}, StatusNotStarted, CauseStartFailed, nil},
 		{"no such file, and then a cancellation",
 			Facts{ExecRuledOut: true, StartFailed: true, FailedBeforeRequest: true, StopCause: CauseCanceled},
-			NotStarted, CauseStartFailed, nil},
+			StatusNotStarted, CauseStartFailed, nil},
 		{"a cancellation, and then no such file",
 			Facts{ExecRuledOut: true, StartFailed: true, StopCause: CauseCanceled},
-			NotStarted, CauseCanceled, nil},
-		{"canceled before the start", Facts{ExecRuledOut: true, StopCause: CauseCanceled}, NotStarted, CauseCanceled, nil},
-		{"timed out before the start", Facts{ExecRuledOut: true, StopCause: CauseTimeout}, NotStarted, CauseTimeout, nil},
-		{"shut down before the start", Facts{ExecRuledOut: true, StopCause: CauseShutdown}, NotStarted, CauseShutdown, nil},
+			StatusNotStarted, CauseCanceled, nil},
+		{"canceled before the start", Facts{ExecRuledOut: true, StopCause: CauseCanceled}, StatusNotStarted, CauseCanceled, nil},
+		{"timed out before the start", Facts{ExecRuledOut: true, StopCause: CauseTimeout}, StatusNotStarted, CauseTimeout, nil},
+		{"shut down before the start", Facts{ExecRuledOut: true, StopCause: CauseShutdown}, StatusNotStarted, CauseShutdown, nil},
 		{"an exec that hangs is killed before it took place",
 			Facts{ExecRuledOut: true, StopCause: CauseTimeout, StopBegan: true},
-			NotStarted, CauseTimeout, nil},
+			StatusNotStarted, CauseTimeout, nil},
 		{"canceled before the start, the supervisor lost",
 			Facts{ExecRuledOut: true, StopCause: CauseCanceled, SupervisorLost: true},
-			NotStarted, CauseCanceled, nil},
+			StatusNotStarted, CauseCanceled, nil},
 		{"no such file, the supervisor lost afterwards",
 			Facts{ExecRuledOut: true, StartFailed: true, SupervisorLost: true},
-			NotStarted, CauseStartFailed, nil},
+			StatusNotStarted, CauseStartFailed, nil},
 		{"the exit of a child that could not execute",
 			Facts{ExecRuledOut: true, StartFailed: true, Exit: code(0)},
-			NotStarted, CauseStartFailed, nil},
-		{"a start error that proves nothing", Facts{StartFailed: true}, Unknown, CauseSupervisorLost, nil},
+			StatusNotStarted, CauseStartFailed, nil},
+		{"a start error that proves nothing", Facts{StartFailed: true}, StatusUnknown, CauseSupervisorLost, nil},
 
 		// Sessions.
 		{"session: stopped by its owner",
 			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseCanceled, StopBegan: true},
-			Stopped, CauseCanceled, afterStop(death(15))},
+			StatusStopped, CauseCanceled, afterStop(death(15))},
 		{"session: stopped by a shutdown",
 			Facts{ExecSeen: true, Exit: code(0), SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
-			Stopped, CauseShutdown, afterStop(code(0))},
+			StatusStopped, CauseShutdown, afterStop(code(0))},
 		{"session: nobody used it",
 			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseIdle, StopBegan: true},
-			Stopped, CauseIdle, afterStop(death(15))},
+			StatusStopped, CauseIdle, afterStop(death(15))},
 		{"session: asked to stop, and no exit seen",
 			Facts{ExecSeen: true, SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
-			Unknown, CauseShutdown, nil},
+			StatusUnknown, CauseShutdown, nil},
 		{"session: asked to stop, the supervisor lost",
 			Facts{ExecSeen: true, SessionStop: true, StopCause: CauseShutdown, StopBegan: true, SupervisorLost: true},
-			Unknown, CauseShutdown, nil},
+			StatusUnknown, CauseShutdown, nil},
 		{"session: ended by itself just before the stop was acted on",
 			Facts{ExecSeen: true, Exit: code(1), ExitBeforeStop: true, SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
-			Failed, CauseExit, code(1)},
+			StatusFailed, CauseExit, code(1)},
 		{"session: timed out first, then asked to stop",
 			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseTimeout, StopBegan: true},
-			Unknown, CauseTimeout, afterStop(death(15))},
+			StatusUnknown, CauseTimeout, afterStop(death(15))},
 		{"session: its context is canceled",
 			Facts{ExecSeen: true, Exit: death(15), StopCause: CauseCanceled, StopBegan: true},
-			Unknown, CauseCanceled, afterStop(death(15))},
+			StatusUnknown, CauseCanceled, afterStop(death(15))},
 		{"session: the caller dies during its stop",
 			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseHostLost, StopBegan: true},
-			Unknown, CauseHostLost, afterStop(death(15))},
+			StatusUnknown, CauseHostLost, afterStop(death(15))},
 
 		// Facts that cannot be, and facts that are missing.
-		{"nothing", Facts{}, Unknown, CauseSupervisorLost, nil},
-		{"executed, and nothing more", Facts{ExecSeen: true}, Unknown, CauseSupervisorLost, nil},
-		{"exit 0 of what is not known to have been executed", Facts{Exit: code(0)}, Unknown, CauseSupervisorLost, code(0)},
-		{"executed and not executed", Facts{ExecSeen: true, ExecRuledOut: true, Exit: code(0)}, Unknown, CauseSupervisorLost, code(0)},
-		{"a code and a signal", Facts{ExecSeen: true, Exit: &Exit{Signal: 9}}, Unknown, CauseSupervisorLost, nil},
-		{"neither code nor signal", Facts{ExecSeen: true, Exit: code(-1)}, Unknown, CauseSupervisorLost, nil},
-		{"no such code", Facts{ExecSeen: true, Exit: code(256)}, Unknown, CauseSupervisorLost, nil},
-		{"a stop without a cause", Facts{ExecSeen: true, Exit: code(0), StopBegan: true}, Unknown, CauseSupervisorLost, afterStop(code(0))},
+		{"nothing", Facts{}, StatusUnknown, CauseSupervisorLost, nil},
+		{"executed, and nothing more", Facts{ExecSeen: true}, StatusUnknown, CauseSupervisorLost, nil},
+		{"exit 0 of what is not known to have been executed", Facts{Exit: code(0)}, StatusUnknown, CauseSupervisorLost, code(0)},
+		{"executed and not executed", Facts{ExecSeen: true, ExecRuledOut: true, Exit: code(0)}, StatusUnknown, CauseSupervisorLost, code(0)},
+		{"a code and a signal", Facts{ExecSeen: true, Exit: &Exit{Signal: 9}}, StatusUnknown, CauseSupervisorLost, nil},
+		{"neither code nor signal", Facts{ExecSeen: true, Exit: code(-1)}, StatusUnknown, CauseSupervisorLost, nil},
+		{"no such code", Facts{ExecSeen: true, Exit: code(256)}, StatusUnknown, CauseSupervisorLost, nil},
+		{"a stop without a cause", Facts{ExecSeen: true, Exit: code(0), StopBegan: true}, StatusUnknown, CauseSupervisorLost, afterStop(code(0))},
 		{"the ladder for leftovers before the exit",
 			Facts{ExecSeen: true, Exit: code(0), StopCause: CauseExit, StopBegan: true},
-			Unknown, CauseSupervisorLost, afterStop(code(0))},
-		{"a cause that is none", Facts{ExecRuledOut: true, StopCause: "boredom"}, NotStarted, CauseStartFailed, nil},
+			StatusUnknown, CauseSupervisorLost, afterStop(code(0))},
+		{"a cause that is none", Facts{ExecRuledOut: true, StopCause: "boredom"}, StatusNotStarted, CauseStartFailed, nil},
 	}
 	seen := map[string]bool{}
 	for _, tt := range tests {
@@ -265,24 +265,24 @@ func TestDecideInvariants(t *testing.T) {
 			}
 		}
 		switch status {
-		case Succeeded:
+		case StatusSucceeded:
 			check(exit != nil && *exit == Exit{}, "succeeded only with exit code 0, not after a stop")
-		case Failed:
+		case StatusFailed:
 			check(exit != nil && exit.Code != 0 && !exit.AfterStop, "failed only with another exit, not after a stop")
-		case NotStarted:
+		case StatusNotStarted:
 			check(f.ExecRuledOut && !f.ExecSeen, "not started only if that is proven")
 			check(exit == nil, "what was not started has no exit")
 			check(cause != CauseExit, "what was not started did not exit")
-		case Stopped:
+		case StatusStopped:
 			check(f.SessionStop && f.StopBegan, "stopped only if a session's owner asked for it")
 			check(exit != nil, "stopped only if it ended")
 			check(cause == CauseCanceled || cause == CauseShutdown || cause == CauseIdle, "stopped only by its owner")
-		case Unknown:
+		case StatusUnknown:
 			check(cause != CauseExit && cause != CauseStartFailed, "unknown has the cause of a stop or a loss")
 		default:
 			check(false, "no such status")
 		}
-		own := status == Succeeded || status == Failed
+		own := status == StatusSucceeded || status == StatusFailed
 		check(own == (cause == CauseExit), "the cause is exit for succeeded and failed, and for no other")
 		if own {
 			check(f.Exit != nil, "losing an exit is never a result")
@@ -302,7 +302,7 @@ func TestDecideInvariants(t *testing.T) {
 			t.Fatalf("%s:\n%+v, exit %+v\ngot %s, %s, %+v", broken, f, f.Exit, status, cause, exit)
 		}
 	})
-	for _, s := range []Status{NotStarted, Succeeded, Failed, Unknown, Stopped} {
+	for _, s := range []Status{StatusNotStarted, StatusSucceeded, StatusFailed, StatusUnknown, StatusStopped} {
 		if counts[s] == 0 {
 			t.Errorf("no combination of facts leads to %s", s)
 		}
@@ -325,7 +325,7 @@ func TestDecideBadNewsNeverHelps(t *testing.T) {
 	}
 	claims := func(f Facts) string {
 		s, _, e := Decide(f)
-		if s == Unknown || s == Stopped {
+		if s == StatusUnknown || s == StatusStopped {
 			return ""
 		}
 		return fmt.Sprint(s, e)

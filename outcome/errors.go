@@ -14,16 +14,16 @@ import (
 )
 
 var (
-	// ErrUnknown is in the error of every outcome with status Unknown: what
+	// ErrUnknown is in the error of every outcome with StatusUnknown: what
 	// the CLI did elsewhere may or may not have happened.
 	ErrUnknown = errors.New("outcome unknown")
-	// ErrNotStarted is in the error of every outcome with status NotStarted:
+	// ErrNotStarted is in the error of every outcome with StatusNotStarted:
 	// the CLI was not executed, and trying again is safe.
 	ErrNotStarted = errors.New("not started")
 )
 
 // ExitError says that the CLI failed by itself. It is the error of the status
-// Failed and of no other: an exit that was seen after a stop began is evidence
+// StatusFailed and of no other: an exit that was seen after a stop began is evidence
 // in the Outcome and not an ExitError.
 type ExitError struct {
 	Program string // as the caller named it
@@ -182,26 +182,26 @@ type Why struct {
 	Detail error
 	// Timeout is the span that ran out. Used with CauseTimeout.
 	Timeout time.Duration
-	// Incomplete are the streams that were not copied whole. Not used with NotStarted.
+	// Incomplete are the streams that were not copied whole. Not used with StatusNotStarted.
 	Incomplete []*CopyError
 }
 
 // SetErr sets o.Err to the error that states what Status, Cause and Exit state:
 //
-//	Succeeded, Stopped  nil
-//	Failed              an *ExitError
-//	NotStarted          ErrNotStarted; a *StartError with CauseStartFailed
-//	Unknown             ErrUnknown
+//	StatusSucceeded, StatusStopped  nil
+//	StatusFailed                    an *ExitError
+//	StatusNotStarted                ErrNotStarted; a *StartError with CauseStartFailed
+//	StatusUnknown                   ErrUnknown
 //
-// NotStarted and Unknown also hold context.Canceled with CauseCanceled,
+// StatusNotStarted and StatusUnknown also hold context.Canceled with CauseCanceled,
 // context.DeadlineExceeded with CauseTimeout, and the cause given in w. All but
-// NotStarted hold a *CopyError for each stream that was not copied whole; with one
-// the error of Succeeded and Stopped is not nil.
+// StatusNotStarted hold a *CopyError for each stream that was not copied whole; with one
+// the error of StatusSucceeded and StatusStopped is not nil.
 // It is for whoever makes the outcome, after Status, Cause and Exit are set
 // as Decide returned them; it panics if they contradict each other.
 func (o *Outcome) SetErr(w Why) {
 	switch o.Status {
-	case Succeeded, Stopped:
+	case StatusSucceeded, StatusStopped:
 		o.Err = nil
 		if len(w.Incomplete) > 0 {
 			text := string(o.Status)
@@ -210,7 +210,7 @@ func (o *Outcome) SetErr(w Why) {
 			}
 			o.Err = &statusError{text: prefix(w.Program) + text}
 		}
-	case Failed:
+	case StatusFailed:
 		if o.Exit == nil {
 			panic("outcome: status failed without an exit")
 		}
@@ -219,7 +219,7 @@ func (o *Outcome) SetErr(w Why) {
 		if len(w.Incomplete) > 0 {
 			o.Err = &statusError{text: exit.Error(), errs: []error{exit}}
 		}
-	case NotStarted:
+	case StatusNotStarted:
 		if o.Cause == CauseStartFailed {
 			o.Err = startError(w)
 			return
@@ -229,7 +229,7 @@ func (o *Outcome) SetErr(w Why) {
 			text: prefix(w.Program) + ErrNotStarted.Error() + ": " + text,
 			errs: append([]error{ErrNotStarted}, errs...),
 		}
-	case Unknown:
+	case StatusUnknown:
 		text, errs := w.cause(o.Cause)
 		if o.Exit != nil {
 			if o.Exit.AfterStop {
@@ -245,7 +245,7 @@ func (o *Outcome) SetErr(w Why) {
 	default:
 		panic(fmt.Sprintf("outcome: no such status: %q", o.Status))
 	}
-	if e, ok := o.Err.(*statusError); ok && o.Status != NotStarted {
+	if e, ok := o.Err.(*statusError); ok && o.Status != StatusNotStarted {
 		for _, c := range w.Incomplete {
 			e.text += "; " + c.Error()
 			e.errs = append(e.errs, c)
@@ -345,12 +345,12 @@ func (e *statusError) Unwrap() []error { return e.errs }
 func (o *Outcome) recalled(text string) error {
 	e := &statusError{text: text}
 	switch o.Status {
-	case Failed:
+	case StatusFailed:
 		e.errs = append(e.errs, &ExitError{Exit: *o.Exit})
 		return e
-	case NotStarted:
+	case StatusNotStarted:
 		e.errs = append(e.errs, ErrNotStarted)
-	case Unknown:
+	case StatusUnknown:
 		e.errs = append(e.errs, ErrUnknown)
 	}
 	switch o.Cause {
@@ -381,7 +381,7 @@ func (e *CleanupError) Error() string {
 		s += fmt.Sprintf("; process %d (%s) is alive: %s", v.PID, word(v.Name), line(v.Reason))
 	}
 	switch c := e.Cleanup; {
-	case c.Result != Unverified:
+	case c.Result != CleanupUnverified:
 	case c.HelperLost:
 		s += ": those who watched it were lost"
 	case len(c.Suspects) > 0:
@@ -399,7 +399,7 @@ func (e *CleanupError) Error() string {
 // request, and nil otherwise.
 func (c Cleanup) Err(id, program string) error {
 	switch c.Result {
-	case Survivors, Unverified:
+	case CleanupSurvivors, CleanupUnverified:
 		return &CleanupError{ID: id, Program: program, Cleanup: c}
 	}
 	return nil

@@ -25,60 +25,60 @@ func TestSetErr(t *testing.T) {
 		text string // "" for no error
 		is   []error
 	}{
-		{"succeeded", Outcome{Status: Succeeded, Cause: CauseExit, Exit: code(0)}, Why{Cause: errUser}, "", nil},
-		{"stopped", Outcome{Status: Stopped, Cause: CauseShutdown, Exit: death(15)}, Why{Cause: errUser}, "", nil},
-		{"failed by a code", Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}, Why{Program: "sleep", Cause: context.Canceled},
+		{"succeeded", Outcome{Status: StatusSucceeded, Cause: CauseExit, Exit: code(0)}, Why{Cause: errUser}, "", nil},
+		{"stopped", Outcome{Status: StatusStopped, Cause: CauseShutdown, Exit: death(15)}, Why{Cause: errUser}, "", nil},
+		{"failed by a code", Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(3)}, Why{Program: "sleep", Cause: context.Canceled},
 			"curfew: sleep: exit code 3", nil},
-		{"failed by a signal", Outcome{Status: Failed, Cause: CauseExit, Exit: &Exit{Code: -1, Signal: 11, CoreDumped: true}}, Why{Program: "sleep"},
+		{"failed by a signal", Outcome{Status: StatusFailed, Cause: CauseExit, Exit: &Exit{Code: -1, Signal: 11, CoreDumped: true}}, Why{Program: "sleep"},
 			"curfew: sleep: death by " + SignalName(11) + ", core dumped", nil},
-		{"succeeded, incomplete", Outcome{Status: Succeeded, Cause: CauseExit, Exit: code(0)}, Why{Program: "sleep", Incomplete: incomplete},
+		{"succeeded, incomplete", Outcome{Status: StatusSucceeded, Cause: CauseExit, Exit: code(0)}, Why{Program: "sleep", Incomplete: incomplete},
 			"curfew: sleep: exit code 0; incomplete stdout: the user pressed stop; incomplete stdin: file does not exist", []error{errUser, fs.ErrNotExist}},
-		{"failed, incomplete", Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}, Why{Program: "sleep", Incomplete: incomplete[:1]},
+		{"failed, incomplete", Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(3)}, Why{Program: "sleep", Incomplete: incomplete[:1]},
 			"curfew: sleep: exit code 3; incomplete stdout: the user pressed stop", []error{errUser}},
-		{"unknown, incomplete", Outcome{Status: Unknown, Cause: CauseHostLost}, Why{Program: "sleep", Incomplete: incomplete[:1]},
+		{"unknown, incomplete", Outcome{Status: StatusUnknown, Cause: CauseHostLost}, Why{Program: "sleep", Incomplete: incomplete[:1]},
 			"curfew: sleep: outcome unknown: caller lost; incomplete stdout: the user pressed stop", []error{ErrUnknown, errUser}},
-		{"failed, no name", Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}, Why{}, "curfew: exit code 3", nil},
+		{"failed, no name", Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(3)}, Why{}, "curfew: exit code 3", nil},
 
-		{"not started: no file", Outcome{Status: NotStarted, Cause: CauseStartFailed}, Why{Program: "./x", Start: noFile, Cause: errUser},
+		{"not started: no file", Outcome{Status: StatusNotStarted, Cause: CauseStartFailed}, Why{Program: "./x", Start: noFile, Cause: errUser},
 			noFile.Error(), []error{ErrNotStarted, fs.ErrNotExist}},
-		{"not started: for a reason without a StartError", Outcome{Status: NotStarted, Cause: CauseStartFailed}, Why{Program: "x", Detail: errUser},
+		{"not started: for a reason without a StartError", Outcome{Status: StatusNotStarted, Cause: CauseStartFailed}, Why{Program: "x", Detail: errUser},
 			"curfew: start x: the user pressed stop", []error{ErrNotStarted, errUser}},
-		{"not started: canceled", Outcome{Status: NotStarted, Cause: CauseCanceled}, Why{Program: "sleep", Start: noFile, Cause: context.Canceled},
+		{"not started: canceled", Outcome{Status: StatusNotStarted, Cause: CauseCanceled}, Why{Program: "sleep", Start: noFile, Cause: context.Canceled},
 			"curfew: sleep: not started: canceled", []error{ErrNotStarted, context.Canceled}},
-		{"not started: canceled for a reason", Outcome{Status: NotStarted, Cause: CauseCanceled}, Why{Program: "sleep", Cause: errUser},
+		{"not started: canceled for a reason", Outcome{Status: StatusNotStarted, Cause: CauseCanceled}, Why{Program: "sleep", Cause: errUser},
 			"curfew: sleep: not started: canceled: the user pressed stop", []error{ErrNotStarted, context.Canceled, errUser}},
-		{"not started: timed out", Outcome{Status: NotStarted, Cause: CauseTimeout}, Why{Program: "sleep", Cause: context.DeadlineExceeded},
+		{"not started: timed out", Outcome{Status: StatusNotStarted, Cause: CauseTimeout}, Why{Program: "sleep", Cause: context.DeadlineExceeded},
 			"curfew: sleep: not started: timed out", []error{ErrNotStarted, context.DeadlineExceeded}},
-		{"not started: shut down", Outcome{Status: NotStarted, Cause: CauseShutdown}, Why{Program: "sleep", Cause: errUser},
+		{"not started: shut down", Outcome{Status: StatusNotStarted, Cause: CauseShutdown}, Why{Program: "sleep", Cause: errUser},
 			"curfew: sleep: not started: shut down: the user pressed stop", []error{ErrNotStarted, errUser}},
-		{"not started: supervisor lost", Outcome{Status: NotStarted, Cause: CauseSupervisorLost}, Why{Program: "sleep", Cause: context.Canceled},
+		{"not started: supervisor lost", Outcome{Status: StatusNotStarted, Cause: CauseSupervisorLost}, Why{Program: "sleep", Cause: context.Canceled},
 			"curfew: sleep: not started: supervisor lost", []error{ErrNotStarted}},
 
-		{"unknown: canceled", Outcome{Status: Unknown, Cause: CauseCanceled}, Why{Program: "sleep", Cause: context.Canceled},
+		{"unknown: canceled", Outcome{Status: StatusUnknown, Cause: CauseCanceled}, Why{Program: "sleep", Cause: context.Canceled},
 			"curfew: sleep: outcome unknown: canceled", []error{ErrUnknown, context.Canceled}},
-		{"unknown: canceled for a reason", Outcome{Status: Unknown, Cause: CauseCanceled, Exit: afterStop(death(15))}, Why{Program: "sleep", Cause: errUser},
+		{"unknown: canceled for a reason", Outcome{Status: StatusUnknown, Cause: CauseCanceled, Exit: afterStop(death(15))}, Why{Program: "sleep", Cause: errUser},
 			"curfew: sleep: outcome unknown: canceled: the user pressed stop (death by " + SignalName(15) + " seen after the stop began)",
 			[]error{ErrUnknown, context.Canceled, errUser}},
-		{"unknown: the command's own timeout", Outcome{Status: Unknown, Cause: CauseTimeout, Exit: afterStop(code(0))}, Why{Program: "sleep", Timeout: time.Second},
+		{"unknown: the command's own timeout", Outcome{Status: StatusUnknown, Cause: CauseTimeout, Exit: afterStop(code(0))}, Why{Program: "sleep", Timeout: time.Second},
 			"curfew: sleep: outcome unknown: timed out after 1s (exit code 0 seen after the stop began)", []error{ErrUnknown, context.DeadlineExceeded}},
-		{"unknown: the context's deadline", Outcome{Status: Unknown, Cause: CauseTimeout}, Why{Program: "sleep", Cause: context.DeadlineExceeded},
+		{"unknown: the context's deadline", Outcome{Status: StatusUnknown, Cause: CauseTimeout}, Why{Program: "sleep", Cause: context.DeadlineExceeded},
 			"curfew: sleep: outcome unknown: timed out", []error{ErrUnknown, context.DeadlineExceeded}},
-		{"unknown: the context's deadline for a reason", Outcome{Status: Unknown, Cause: CauseTimeout}, Why{Program: "sleep", Cause: errUser},
+		{"unknown: the context's deadline for a reason", Outcome{Status: StatusUnknown, Cause: CauseTimeout}, Why{Program: "sleep", Cause: errUser},
 			"curfew: sleep: outcome unknown: timed out: the user pressed stop", []error{ErrUnknown, context.DeadlineExceeded, errUser}},
-		{"unknown: the tree was not empty", Outcome{Status: Unknown, Cause: CauseTimeout, Exit: code(0)}, Why{Program: "sleep"},
+		{"unknown: the tree was not empty", Outcome{Status: StatusUnknown, Cause: CauseTimeout, Exit: code(0)}, Why{Program: "sleep"},
 			"curfew: sleep: outcome unknown: timed out (exit code 0 seen, but the invocation was not over)", []error{ErrUnknown, context.DeadlineExceeded}},
-		{"unknown: shut down", Outcome{Status: Unknown, Cause: CauseShutdown}, Why{Program: "sleep"},
+		{"unknown: shut down", Outcome{Status: StatusUnknown, Cause: CauseShutdown}, Why{Program: "sleep"},
 			"curfew: sleep: outcome unknown: shut down", []error{ErrUnknown}},
-		{"unknown: idle", Outcome{Status: Unknown, Cause: CauseIdle}, Why{Program: "sleep", Cause: errUser},
+		{"unknown: idle", Outcome{Status: StatusUnknown, Cause: CauseIdle}, Why{Program: "sleep", Cause: errUser},
 			"curfew: sleep: outcome unknown: idle: the user pressed stop", []error{ErrUnknown, errUser}},
-		{"unknown: output limit, then canceled", Outcome{Status: Unknown, Cause: CauseOutputLimit}, Why{Program: "sleep", Cause: context.Canceled},
+		{"unknown: output limit, then canceled", Outcome{Status: StatusUnknown, Cause: CauseOutputLimit}, Why{Program: "sleep", Cause: context.Canceled},
 			"curfew: sleep: outcome unknown: output limit reached", []error{ErrUnknown}},
-		{"unknown: supervisor lost", Outcome{Status: Unknown, Cause: CauseSupervisorLost}, Why{Program: "sleep", Detail: errors.New("no answer\nfor 1s")},
+		{"unknown: supervisor lost", Outcome{Status: StatusUnknown, Cause: CauseSupervisorLost}, Why{Program: "sleep", Detail: errors.New("no answer\nfor 1s")},
 			"curfew: sleep: outcome unknown: supervisor lost: no answer; for 1s", []error{ErrUnknown}},
-		{"unknown: caller lost", Outcome{Status: Unknown, Cause: CauseHostLost}, Why{Program: "sleep"},
+		{"unknown: caller lost", Outcome{Status: StatusUnknown, Cause: CauseHostLost}, Why{Program: "sleep"},
 			"curfew: sleep: outcome unknown: caller lost", []error{ErrUnknown}},
 
-		{"a name that does not print", Outcome{Status: Failed, Cause: CauseExit, Exit: code(1)}, Why{Program: "a\nb\xff"},
+		{"a name that does not print", Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(1)}, Why{Program: "a\nb\xff"},
 			`curfew: "a\nb\xff": exit code 1`, nil},
 	}
 	for _, tt := range tests {
@@ -103,14 +103,14 @@ func TestSetErr(t *testing.T) {
 				}
 			}
 			var exit *ExitError
-			if got, want := errors.As(tt.o.Err, &exit), tt.o.Status == Failed; got != want {
+			if got, want := errors.As(tt.o.Err, &exit), tt.o.Status == StatusFailed; got != want {
 				t.Errorf("errors.As(err, *ExitError): got %t, want %t", got, want)
 			}
 			if exit != nil && exit.Exit != *tt.o.Exit {
 				t.Errorf("exit: got %+v, want %+v", exit.Exit, *tt.o.Exit)
 			}
 			var start *StartError
-			if got, want := errors.As(tt.o.Err, &start), tt.o.Status == NotStarted && tt.o.Cause == CauseStartFailed; got != want {
+			if got, want := errors.As(tt.o.Err, &start), tt.o.Status == StatusNotStarted && tt.o.Cause == CauseStartFailed; got != want {
 				t.Errorf("errors.As(err, *StartError): got %t, want %t", got, want)
 			}
 		})
@@ -131,14 +131,14 @@ func TestCleanupError(t *testing.T) {
 		want    string
 	}{
 		{Cleanup{}, ""},
-		{Cleanup{Result: Empty}, ""},
-		{Cleanup{Result: Left}, ""},
-		{Cleanup{Result: Unverified, HelperLost: true}, "curfew: srv: not shown to be gone: those who watched it were lost"},
-		{Cleanup{Result: Unverified}, "curfew: srv: not shown to be gone: some of it is where it cannot be seen"},
-		{Cleanup{Result: Unverified, Suspects: []Process{{PID: 7, Name: "x"}}}, "curfew: srv: not shown to be gone; process 7 (x) may be of it"},
-		{Cleanup{Result: Unverified, Suspects: []Process{{PID: 7}, {PID: 8}, {PID: 9}}}, `curfew: srv: not shown to be gone; process 7 ("") may be of it, and so may 2 more`},
-		{Cleanup{Result: Survivors, Survivors: alive(1)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted`},
-		{Cleanup{Result: Survivors, Survivors: alive(5)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted` +
+		{Cleanup{Result: CleanupEmpty}, ""},
+		{Cleanup{Result: CleanupLeft}, ""},
+		{Cleanup{Result: CleanupUnverified, HelperLost: true}, "curfew: srv: not shown to be gone: those who watched it were lost"},
+		{Cleanup{Result: CleanupUnverified}, "curfew: srv: not shown to be gone: some of it is where it cannot be seen"},
+		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7, Name: "x"}}}, "curfew: srv: not shown to be gone; process 7 (x) may be of it"},
+		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7}, {PID: 8}, {PID: 9}}}, `curfew: srv: not shown to be gone; process 7 ("") may be of it, and so may 2 more`},
+		{Cleanup{Result: CleanupSurvivors, Survivors: alive(1)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted`},
+		{Cleanup{Result: CleanupSurvivors, Survivors: alive(5)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted` +
 			`; process 101 ("x y\n") is alive: operation not permitted; process 102 ("x y\n") is alive: operation not permitted; and 2 more`},
 	} {
 		err := tt.cleanup.Err("7", "srv")
@@ -176,7 +176,7 @@ func TestSetErrTakesWhatDecideReturns(t *testing.T) {
 		}
 		seen[r] = true
 		o.SetErr(Why{Program: "sleep", Cause: errors.Join(errUser, errUser), Detail: errors.Join(errUser, errUser)})
-		if (o.Err == nil) != (o.Status == Succeeded || o.Status == Stopped) {
+		if (o.Err == nil) != (o.Status == StatusSucceeded || o.Status == StatusStopped) {
 			t.Errorf("%+v: error %v", r, o.Err)
 		}
 		if o.Err != nil && strings.ContainsAny(o.Err.Error(), "\r\n") {
@@ -188,7 +188,7 @@ func TestSetErrTakesWhatDecideReturns(t *testing.T) {
 func TestSetErrPanicsOnContradictions(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]Outcome{
-		"failed without an exit": {Status: Failed},
+		"failed without an exit": {Status: StatusFailed},
 		"no status":              {},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -317,12 +317,12 @@ func TestForeignVerdicts(t *testing.T) {
 	}
 	for _, e := range elsewhere {
 		for name, o := range map[string]*Outcome{
-			"canceled":     {Status: Unknown, Cause: CauseCanceled},
-			"lost":         {Status: Unknown, Cause: CauseSupervisorLost},
-			"not started":  {Status: NotStarted, Cause: CauseCanceled},
-			"start failed": {Status: NotStarted, Cause: CauseStartFailed},
-			"succeeded":    {Status: Succeeded, Cause: CauseExit, Exit: &Exit{}},
-			"failed":       {Status: Failed, Cause: CauseExit, Exit: &Exit{Code: 3}},
+			"canceled":     {Status: StatusUnknown, Cause: CauseCanceled},
+			"lost":         {Status: StatusUnknown, Cause: CauseSupervisorLost},
+			"not started":  {Status: StatusNotStarted, Cause: CauseCanceled},
+			"start failed": {Status: StatusNotStarted, Cause: CauseStartFailed},
+			"succeeded":    {Status: StatusSucceeded, Cause: CauseExit, Exit: &Exit{}},
+			"failed":       {Status: StatusFailed, Cause: CauseExit, Exit: &Exit{Code: 3}},
 		} {
 			w := Why{Cause: e, Detail: e}
 			switch {
@@ -340,10 +340,10 @@ func TestForeignVerdicts(t *testing.T) {
 				what      string
 				got, want bool
 			}{
-				{"ErrNotStarted", errors.Is(o.Err, ErrNotStarted), o.Status == NotStarted},
-				{"ErrUnknown", errors.Is(o.Err, ErrUnknown), o.Status == Unknown},
+				{"ErrNotStarted", errors.Is(o.Err, ErrNotStarted), o.Status == StatusNotStarted},
+				{"ErrUnknown", errors.Is(o.Err, ErrUnknown), o.Status == StatusUnknown},
 				{"ExitError", errors.As(o.Err, &exit) && exit.Exit.Code != 3, false},
-				{"an ExitError of its own", exit != nil, o.Status == Failed},
+				{"an ExitError of its own", exit != nil, o.Status == StatusFailed},
 				{"StartError", errors.As(o.Err, &start) && start.Path != "dir", false},
 				{"CopyError", errors.As(o.Err, &copied) && copied.Stream != "stdout", false},
 				{"CleanupError", errors.As(o.Err, &cleanup), false},

@@ -22,22 +22,22 @@ import (
 func Example() {
 	describe := func(o outcome.Outcome) string {
 		switch o.Status {
-		case outcome.Succeeded:
+		case outcome.StatusSucceeded:
 			return "done"
-		case outcome.Failed:
+		case outcome.StatusFailed:
 			return "it failed: " + o.Exit.String()
-		case outcome.NotStarted:
+		case outcome.StatusNotStarted:
 			return "nothing happened, try again"
-		case outcome.Unknown:
+		case outcome.StatusUnknown:
 			return "look there before trying again: " + string(o.Cause)
-		case outcome.Stopped:
+		case outcome.StatusStopped:
 			return "ended as asked"
 		}
 		panic("unreachable")
 	}
-	fmt.Println(describe(outcome.Outcome{Status: outcome.Succeeded, Cause: outcome.CauseExit, Exit: &outcome.Exit{}}))
-	fmt.Println(describe(outcome.Outcome{Status: outcome.Failed, Cause: outcome.CauseExit, Exit: &outcome.Exit{Code: 3}}))
-	fmt.Println(describe(outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseTimeout}))
+	fmt.Println(describe(outcome.Outcome{Status: outcome.StatusSucceeded, Cause: outcome.CauseExit, Exit: &outcome.Exit{}}))
+	fmt.Println(describe(outcome.Outcome{Status: outcome.StatusFailed, Cause: outcome.CauseExit, Exit: &outcome.Exit{Code: 3}}))
+	fmt.Println(describe(outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseTimeout}))
 	// Output:
 	// done
 	// it failed: exit code 3
@@ -84,7 +84,7 @@ func ExampleOutcome_SetErr() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errUser)
 
-	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseCanceled}
+	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseCanceled}
 	o.SetErr(outcome.Why{Program: "deploy", Cause: context.Cause(ctx)})
 
 	fmt.Println(o.Err)
@@ -96,7 +96,7 @@ func ExampleOutcome_SetErr() {
 
 // Why has the program's name and the timeout, which an Outcome does not have.
 func ExampleWhy() {
-	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseTimeout}
+	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseTimeout}
 	o.SetErr(outcome.Why{Program: "sleep", Timeout: time.Second})
 	fmt.Println(o.Err)
 	fmt.Println(errors.Is(o.Err, context.DeadlineExceeded))
@@ -106,7 +106,7 @@ func ExampleWhy() {
 }
 
 func ExampleErrUnknown() {
-	o := outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseSupervisorLost}
+	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseSupervisorLost}
 	o.SetErr(outcome.Why{Program: "deploy"})
 	if errors.Is(o.Err, outcome.ErrUnknown) {
 		fmt.Println("not safe to try again:", o.Err)
@@ -116,7 +116,7 @@ func ExampleErrUnknown() {
 }
 
 func ExampleErrNotStarted() {
-	o := outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseShutdown}
+	o := outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseShutdown}
 	o.SetErr(outcome.Why{Program: "deploy"})
 	if errors.Is(o.Err, outcome.ErrNotStarted) {
 		fmt.Println("safe to try again:", o.Err)
@@ -167,7 +167,7 @@ func ExampleSignalName() {
 func ExampleOutcome_MarshalJSON() {
 	o := outcome.Outcome{
 		ID:      "0f3a",
-		Status:  outcome.Succeeded,
+		Status:  outcome.StatusSucceeded,
 		Cause:   outcome.CauseExit,
 		Exit:    &outcome.Exit{Code: 0},
 		Stdout:  []byte("hello\n"),
@@ -175,7 +175,7 @@ func ExampleOutcome_MarshalJSON() {
 		Started: time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC),
 		Ended:   time.Date(2025, 6, 1, 12, 0, 0, 1500000, time.UTC),
 		Elapsed: 1500 * time.Microsecond,
-		Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren},
+		Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren},
 	}
 	enc := json.NewEncoder(os.Stdout)
 	enc.SetIndent("", "  ")

@@ -194,10 +194,10 @@ func (w *writer) cleanup(c Cleanup) *jsonCleanup {
 			len(c.Steps)+len(c.Ended)+len(c.Survivors)+len(c.LeftAlive)+len(c.Suspects)+len(c.TempDirs) == 0 {
 			return nil
 		}
-		j.Result = Unverified
+		j.Result = CleanupUnverified
 	}
 	if c.Proof == "" {
-		j.Proof = NoProof
+		j.Proof = ProofNone
 	}
 	return j
 }
@@ -288,7 +288,7 @@ func (o *Outcome) UnmarshalJSON(data []byte) error {
 	r := reader{}
 	n := Outcome{
 		ID:     j.ID,
-		Status: oneOf(&r, "status", j.Status, NotStarted, Succeeded, Failed, Unknown, Stopped),
+		Status: oneOf(&r, "status", j.Status, StatusNotStarted, StatusSucceeded, StatusFailed, StatusUnknown, StatusStopped),
 		Cause: oneOf(&r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle,
 			CauseOutputLimit, CauseSupervisorLost, CauseHostLost, CauseStartFailed),
 		Exit:   r.exit(j.Exit),
@@ -338,7 +338,7 @@ func (r *reader) refuse(field, format string, args ...any) {
 // consistent refuses what Decide never returns.
 func (r *reader) consistent(o Outcome, hasError bool) {
 	switch o.Status {
-	case Succeeded, Failed:
+	case StatusSucceeded, StatusFailed:
 		switch {
 		case o.Cause != CauseExit:
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
@@ -346,29 +346,29 @@ func (r *reader) consistent(o Outcome, hasError bool) {
 			r.refuse("exit", "missing, with the status %s", o.Status)
 		case o.Exit.AfterStop:
 			r.refuse("exit.after_stop", "true, with the status %s", o.Status)
-		case (o.Exit.Code == 0) != (o.Status == Succeeded):
+		case (o.Exit.Code == 0) != (o.Status == StatusSucceeded):
 			r.refuse("exit.code", "%s, with the status %s", o.Exit, o.Status)
 		}
-	case NotStarted:
+	case StatusNotStarted:
 		switch {
 		case o.Cause == CauseExit:
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
 		case o.Exit != nil:
 			r.refuse("exit", "%s, with the status %s", o.Exit, o.Status)
 		}
-	case Stopped:
+	case StatusStopped:
 		switch {
 		case o.Cause != CauseCanceled && o.Cause != CauseShutdown && o.Cause != CauseIdle:
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
 		case o.Exit == nil:
 			r.refuse("exit", "missing, with the status %s", o.Status)
 		}
-	case Unknown:
+	case StatusUnknown:
 		if o.Cause == CauseExit || o.Cause == CauseStartFailed {
 			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
 		}
 	}
-	if hasError && (o.Status == Succeeded || o.Status == Stopped) && o.Output.complete() {
+	if hasError && (o.Status == StatusSucceeded || o.Status == StatusStopped) && o.Output.complete() {
 		r.refuse("error", "given, with the status %s", o.Status)
 	}
 }
@@ -511,8 +511,8 @@ func (r *reader) millis(field string, v raw) time.Duration {
 
 func (r *reader) cleanup(j *jsonCleanup) Cleanup {
 	c := Cleanup{
-		Result:     oneOf(r, "cleanup.result", j.Result, Empty, Survivors, Left, Unverified),
-		Proof:      oneOf(r, "cleanup.proof", j.Proof, NoChildren, ChildList, Scans, NoProof),
+		Result:     oneOf(r, "cleanup.result", j.Result, CleanupEmpty, CleanupSurvivors, CleanupLeft, CleanupUnverified),
+		Proof:      oneOf(r, "cleanup.proof", j.Proof, ProofNoChildren, ProofChildList, ProofScans, ProofNone),
 		HelperLost: j.HelperLost,
 		EndedMore:  int(r.count("cleanup.ended_more", int64(j.EndedMore))),
 		LeftAlive:  r.processes("cleanup.left_alive", j.LeftAlive),

@@ -77,7 +77,7 @@ func (m *maker) process() Process { return Process{int(m.int()), m.time(), m.tex
 func (m *maker) outcome() Outcome {
 	o := Outcome{
 		ID:     m.text(),
-		Status: pickOf(m, NotStarted, Succeeded, Failed, Unknown, Stopped, ""),
+		Status: pickOf(m, StatusNotStarted, StatusSucceeded, StatusFailed, StatusUnknown, StatusStopped, ""),
 		Cause: pickOf(m, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost,
 			CauseStartFailed, "no such"),
 		Stdout: m.bytes(), Stderr: m.bytes(),
@@ -93,7 +93,7 @@ func (m *maker) outcome() Outcome {
 	}
 	if m.byte()&1 != 0 {
 		o.Cleanup = Cleanup{
-			Result: pickOf(m, Empty, Survivors, Left, Unverified, "", "no such"), Proof: pickOf(m, NoChildren, ChildList, Scans, NoProof, "", "no such"),
+			Result: pickOf(m, CleanupEmpty, CleanupSurvivors, CleanupLeft, CleanupUnverified, "", "no such"), Proof: pickOf(m, ProofNoChildren, ProofChildList, ProofScans, ProofNone, "", "no such"),
 			HelperLost: m.byte()&1 != 0,
 			Steps: list(m, func() Step {
 				return Step{pickOf(m, StepKill, StepEmpty, StepGiveUp, "x"), int(m.int()), time.Duration(m.int())}
@@ -226,15 +226,15 @@ func doubtful(o Outcome) string {
 	own := e != nil && !e.AfterStop && o.Cause == CauseExit
 	ok := false
 	switch o.Status {
-	case Succeeded:
+	case StatusSucceeded:
 		ok = own && e.Code == 0 && (o.Err == nil || !o.Output.complete())
-	case Failed:
+	case StatusFailed:
 		ok = own && e.Code != 0
-	case Stopped:
+	case StatusStopped:
 		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && (o.Err == nil || !o.Output.complete())
-	case NotStarted:
+	case StatusNotStarted:
 		ok = e == nil && o.Cause != CauseExit && o.Cause != "no such"
-	case Unknown:
+	case StatusUnknown:
 		ok = o.Cause != CauseExit && o.Cause != CauseStartFailed && o.Cause != "no such"
 	}
 	if !ok {
@@ -268,10 +268,10 @@ func asWritten(o Outcome) Outcome {
 		return o
 	}
 	if c.Result == "" {
-		c.Result = Unverified
+		c.Result = CleanupUnverified
 	}
 	if c.Proof == "" {
-		c.Proof = NoProof
+		c.Proof = ProofNone
 	}
 	steps, ended, left, dirs := c.Steps, c.Ended, c.Survivors, c.TempDirs
 	c.Steps, c.Ended, c.Survivors, c.TempDirs = nil, nil, nil, nil

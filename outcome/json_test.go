@@ -29,7 +29,7 @@ var (
 func samples() map[string]Outcome {
 	full := Outcome{
 		ID:     "0f3a",
-		Status: Unknown,
+		Status: StatusUnknown,
 		Cause:  CauseTimeout,
 		Exit:   &Exit{Code: -1, Signal: 15, CoreDumped: true, AfterStop: true},
 		Stdout: []byte("good \"morning\"\n\x00<&>\u2028\ufffd"),
@@ -46,8 +46,8 @@ func samples() map[string]Outcome {
 		Elapsed: time.Minute + time.Nanosecond,
 		Usage:   Usage{User: 1500 * time.Microsecond, System: time.Nanosecond, MaxRSSBytes: 1 << 33},
 		Cleanup: Cleanup{
-			Result:     Survivors,
-			Proof:      NoProof,
+			Result:     CleanupSurvivors,
+			Proof:      ProofNone,
 			HelperLost: true,
 			Steps: []Step{{StepCloseStdin, 0, 0}, {StepSignalLeader, 15, time.Millisecond}, {StepSignalMembers, 15, 2 * time.Millisecond},
 				{StepKill, 9, 3 * time.Second}, {StepEmpty, 0, 4 * time.Second}, {StepGiveUp, 0, 5 * time.Second}},
@@ -64,25 +64,25 @@ func samples() map[string]Outcome {
 	}
 	full.SetErr(Why{Program: "sleep", Timeout: time.Minute})
 
-	notStarted := Outcome{ID: "1", Status: NotStarted, Cause: CauseStartFailed, Ended: sampleStart}
+	notStarted := Outcome{ID: "1", Status: StatusNotStarted, Cause: CauseStartFailed, Ended: sampleStart}
 	notStarted.SetErr(Why{Program: "sleep"})
-	failed := Outcome{ID: "3", Status: Failed, Cause: CauseExit, Exit: code(3), Stdout: []byte{}, Started: sampleStart,
-		Ended: sampleStart, Cleanup: Cleanup{Result: Empty, Proof: NoChildren}}
+	failed := Outcome{ID: "3", Status: StatusFailed, Cause: CauseExit, Exit: code(3), Stdout: []byte{}, Started: sampleStart,
+		Ended: sampleStart, Cleanup: Cleanup{Result: CleanupEmpty, Proof: ProofNoChildren}}
 	failed.SetErr(Why{Program: "sleep"})
-	incomplete := Outcome{ID: "7", Status: Succeeded, Cause: CauseExit, Exit: code(0), Output: Output{Stderr: Stream{WriteError: "disk full"}}}
+	incomplete := Outcome{ID: "7", Status: StatusSucceeded, Cause: CauseExit, Exit: code(0), Output: Output{Stderr: Stream{WriteError: "disk full"}}}
 	incomplete.SetErr(Why{Program: "sleep", Incomplete: []*CopyError{{"stderr", errors.New("disk full")}}})
 	return map[string]Outcome{
 		"incomplete":  incomplete,
 		"unknown":     full,
 		"not started": notStarted,
-		"succeeded": {ID: "2", Status: Succeeded, Cause: CauseExit, Exit: code(0), Started: sampleStart, Ended: sampleStart,
-			Cleanup: Cleanup{Result: Left, Proof: ChildList}},
+		"succeeded": {ID: "2", Status: StatusSucceeded, Cause: CauseExit, Exit: code(0), Started: sampleStart, Ended: sampleStart,
+			Cleanup: Cleanup{Result: CleanupLeft, Proof: ProofChildList}},
 		"failed": failed,
-		"died": {ID: "4", Status: Failed, Cause: CauseExit, Exit: death(11), Started: sampleStart, Ended: sampleStart,
-			Cleanup: Cleanup{Result: Empty, Proof: Scans}},
-		"stopped": {ID: "5", Status: Stopped, Cause: CauseShutdown, Exit: afterStop(code(0)), Started: sampleStart,
-			Ended: sampleStart, Cleanup: Cleanup{Result: Unverified, Proof: NoProof}},
-		"lost": {ID: "6", Status: Unknown, Cause: CauseSupervisorLost, Started: sampleStart},
+		"died": {ID: "4", Status: StatusFailed, Cause: CauseExit, Exit: death(11), Started: sampleStart, Ended: sampleStart,
+			Cleanup: Cleanup{Result: CleanupEmpty, Proof: ProofScans}},
+		"stopped": {ID: "5", Status: StatusStopped, Cause: CauseShutdown, Exit: afterStop(code(0)), Started: sampleStart,
+			Ended: sampleStart, Cleanup: Cleanup{Result: CleanupUnverified, Proof: ProofNone}},
+		"lost": {ID: "6", Status: StatusUnknown, Cause: CauseSupervisorLost, Started: sampleStart},
 	}
 }
 
@@ -184,8 +184,8 @@ func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
 	o.Usage = Usage{span(), span(), count()}
 	if flag() {
 		c := Cleanup{HelperLost: flag(), EndedMore: int(count()), Elapsed: span()}
-		c.Result = []CleanupResult{Empty, Survivors, Left, Unverified}[r.Intn(4)]
-		c.Proof = []Proof{NoChildren, ChildList, Scans, NoProof}[r.Intn(4)]
+		c.Result = []CleanupResult{CleanupEmpty, CleanupSurvivors, CleanupLeft, CleanupUnverified}[r.Intn(4)]
+		c.Proof = []Proof{ProofNoChildren, ProofChildList, ProofScans, ProofNone}[r.Intn(4)]
 		steps := []StepName{StepCloseStdin, StepSignalLeader, StepSignalMembers, StepKill, StepEmpty, StepGiveUp}
 		for range r.Intn(3) {
 			c.Steps = append(c.Steps, Step{steps[r.Intn(len(steps))], r.Intn(128), span()})
@@ -245,7 +245,7 @@ func TestJSONText(t *testing.T) {
 		}
 	}
 
-	o.Cleanup = Cleanup{Result: Empty, Proof: NoChildren}
+	o.Cleanup = Cleanup{Result: CleanupEmpty, Proof: ProofNoChildren}
 	if got := string(mustMarshal(t, o)); strings.Count(got, "[]") != 6 {
 		t.Errorf("empty lists must be arrays:\n%s", got)
 	}
@@ -304,17 +304,17 @@ func TestJSONErrorIsRecalled(t *testing.T) {
 		}
 		return got.Err
 	}
-	o := Outcome{Status: Unknown, Cause: CauseCanceled}
+	o := Outcome{Status: StatusUnknown, Cause: CauseCanceled}
 	o.SetErr(Why{Program: "sleep", Cause: errUser})
 	if err := recall(o); !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) || errors.Is(err, ErrNotStarted) {
 		t.Errorf("got %v", err)
 	}
-	o = Outcome{Status: NotStarted, Cause: CauseTimeout}
+	o = Outcome{Status: StatusNotStarted, Cause: CauseTimeout}
 	o.SetErr(Why{Program: "sleep"})
 	if err := recall(o); !errors.Is(err, ErrNotStarted) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
-	o = Outcome{Status: Failed, Cause: CauseExit, Exit: code(3)}
+	o = Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(3)}
 	o.SetErr(Why{Program: "sleep"})
 	var exit *ExitError
 	if err := recall(o); !errors.As(err, &exit) || exit.Exit != *code(3) || err.Error() != "curfew: sleep: exit code 3" {

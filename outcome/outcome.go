@@ -11,19 +11,19 @@ import "time"
 type Status string
 
 const (
-	// NotStarted: it is proven that the CLI was not executed. Safe to retry.
-	NotStarted Status = "not_started"
-	// Succeeded: the leader exited with code 0, seen before a stop began.
-	Succeeded Status = "succeeded"
-	// Failed: the leader exited with another code, or died by a signal that
+	// StatusNotStarted: it is proven that the CLI was not executed. Safe to retry.
+	StatusNotStarted Status = "not_started"
+	// StatusSucceeded: the leader exited with code 0, seen before a stop began.
+	StatusSucceeded Status = "succeeded"
+	// StatusFailed: the leader exited with another code, or died by a signal that
 	// was not ours, seen before a stop began.
-	Failed Status = "failed"
-	// Unknown: a stop began before the exit was seen, or the invocation was
+	StatusFailed Status = "failed"
+	// StatusUnknown: a stop began before the exit was seen, or the invocation was
 	// lost sight of. What the CLI did elsewhere may or may not have happened,
 	// so it is not safe to retry.
-	Unknown Status = "outcome_unknown"
-	// Stopped: a session was asked by its caller to end, and did.
-	Stopped Status = "stopped"
+	StatusUnknown Status = "outcome_unknown"
+	// StatusStopped: a session was asked by its caller to end, and did.
+	StatusStopped Status = "stopped"
 )
 
 // Cause is why an invocation ended.
@@ -60,7 +60,7 @@ type Outcome struct {
 	Cleanup Cleanup
 
 	// Err is the error returned beside this outcome. It is nil if Status is
-	// Succeeded or Stopped, and no Reader or Writer of the caller's has failed.
+	// StatusSucceeded or StatusStopped, and no Reader or Writer of the caller's has failed.
 	Err error `json:"-"`
 }
 
@@ -115,27 +115,27 @@ type Usage struct {
 type CleanupResult string
 
 const (
-	Empty      CleanupResult = "empty"      // no process of the invocation is alive
-	Survivors  CleanupResult = "survivors"  // some could not be ended; they are listed
-	Left       CleanupResult = "left"       // left alive by request (AfterExit: Leave)
-	Unverified CleanupResult = "unverified" // could not be determined
+	CleanupEmpty      CleanupResult = "empty"      // no process of the invocation is alive
+	CleanupSurvivors  CleanupResult = "survivors"  // some could not be ended; they are listed
+	CleanupLeft       CleanupResult = "left"       // left alive by request (AfterExit: Leave)
+	CleanupUnverified CleanupResult = "unverified" // could not be determined
 )
 
 // Proof says how the cleanup result is known.
 type Proof string
 
 const (
-	// NoChildren: the kernel answered ECHILD to the process that every orphan
+	// ProofNoChildren: the kernel answered ECHILD to the process that every orphan
 	// of the tree falls to, and nobody is left in the tree's cgroup, if it has
 	// one. Not covered is a process that left that cgroup, or never had one, and
 	// forked in a pid namespace which it entered (setns(2)) from outside.
-	NoChildren Proof = "no_children"
-	// ChildList: the guard's list of children showed supervisors alone.
-	ChildList Proof = "child_list"
-	// Scans: two scans of the process table showed no member.
-	Scans Proof = "scans"
-	// NoProof: it is not known.
-	NoProof Proof = "none"
+	ProofNoChildren Proof = "no_children"
+	// ProofChildList: the guard's list of children showed supervisors alone.
+	ProofChildList Proof = "child_list"
+	// ProofScans: two scans of the process table showed no member.
+	ProofScans Proof = "scans"
+	// ProofNone: it is not known.
+	ProofNone Proof = "none"
 )
 
 // Cleanup says what was done to end the tree, and what is known of the result.

@@ -1101,7 +1101,7 @@ func (t *Tree) Next() time.Time { return t.backlog.next }
 func (t *Tree) Suspects() []outcome.Process { return nil }
 
 // Proof is how it is known that nothing is left, after an Event that says so.
-func (t *Tree) Proof() outcome.Proof { return outcome.NoChildren }
+func (t *Tree) Proof() outcome.Proof { return outcome.ProofNoChildren }
 
 // ForkingThread is the thread that leaders inherit from.
 func (t *Tree) ForkingThread() int { return t.forkingTID }

@@ -560,7 +560,7 @@ func (t *Tracked) Suspects() (list []outcome.Process) {
 }
 
 // Proof is how it is known that nothing is left, after an Event that says so.
-func (t *Tracked) Proof() outcome.Proof { return outcome.Scans }
+func (t *Tracked) Proof() outcome.Proof { return outcome.ProofScans }
 
 // Holds reports whether a live member may still have output to write.
 func (t *Tracked) Holds(until time.Time) bool {

@@ -30,12 +30,12 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 		return startFailed(o.Err)
 	}
 	switch o.Cleanup.Result {
-	case outcome.Empty, outcome.Left, "": // "": there was no tree
+	case outcome.CleanupEmpty, outcome.CleanupLeft, "": // "": there was no tree
 	default:
 		return exitNotEmpty
 	}
 	switch {
-	case o.Status == outcome.Succeeded || o.Status == outcome.Failed:
+	case o.Status == outcome.StatusSucceeded || o.Status == outcome.StatusFailed:
 		// It ended by itself, whatever curfew was told too late.
 	case told != 0:
 		return exitSignal + int(told)
@@ -47,7 +47,7 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 	switch {
 	case o.Exit == nil:
 		return exitStopped // not so while Decide holds
-	case o.Status == outcome.Succeeded && o.Err != nil:
+	case o.Status == outcome.StatusSucceeded && o.Err != nil:
 		return exitStopped // its output was lost on the way
 	case o.Exit.Signal != 0:
 		return exitSignal + o.Exit.Signal

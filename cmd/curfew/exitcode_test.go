@@ -13,23 +13,23 @@ import (
 
 func TestExitCode(t *testing.T) {
 	t.Parallel()
-	empty := outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}
+	empty := outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}
 	with := func(r outcome.CleanupResult) outcome.Cleanup {
-		return outcome.Cleanup{Result: r, Proof: outcome.NoProof}
+		return outcome.Cleanup{Result: r, Proof: outcome.ProofNone}
 	}
 	code := func(n int, after bool) *outcome.Exit { return &outcome.Exit{Code: n, AfterStop: after} }
 	death := func(n int, after bool) *outcome.Exit { return &outcome.Exit{Code: -1, Signal: n, AfterStop: after} }
 	failed := func(op string, err error) outcome.Outcome {
-		return outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseStartFailed, Cleanup: empty,
+		return outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseStartFailed, Cleanup: empty,
 			Err: &outcome.StartError{Op: op, Path: "x", Err: err}}
 	}
 	unknown := func(cause outcome.Cause, e *outcome.Exit, c outcome.Cleanup) outcome.Outcome {
-		return outcome.Outcome{Status: outcome.Unknown, Cause: cause, Exit: e, Cleanup: c}
+		return outcome.Outcome{Status: outcome.StatusUnknown, Cause: cause, Exit: e, Cleanup: c}
 	}
 	ended := func(s outcome.Status, e *outcome.Exit, c outcome.Cleanup) outcome.Outcome {
 		return outcome.Outcome{Status: s, Cause: outcome.CauseExit, Exit: e, Cleanup: c}
 	}
-	badInterpreter := outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseStartFailed, Cleanup: empty,
+	badInterpreter := outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseStartFailed, Cleanup: empty,
 		Err: &outcome.StartError{Op: outcome.OpExec, Path: "x", Interpreter: "/nowhere", Err: syscall.ENOENT}}
 
 	for _, c := range []struct {
@@ -38,13 +38,13 @@ func TestExitCode(t *testing.T) {
 		told syscall.Signal
 		want int
 	}{
-		{"succeeded", ended(outcome.Succeeded, code(0, false), empty), 0, 0},
-		{"its own code", ended(outcome.Failed, code(7, false), empty), 0, 7},
-		{"its own code, though it looks like ours", ended(outcome.Failed, code(124, false), empty), 0, 124},
-		{"death by a signal", ended(outcome.Failed, death(11, false), empty), 0, 139},
-		{"ended by itself before the signal counted", ended(outcome.Failed, code(7, false), empty), syscall.SIGTERM, 7},
-		{"succeeded before the signal counted", ended(outcome.Succeeded, code(0, false), empty), syscall.SIGINT, 0},
-		{"left by request", ended(outcome.Succeeded, code(0, false), with(outcome.Left)), 0, 0},
+		{"succeeded", ended(outcome.StatusSucceeded, code(0, false), empty), 0, 0},
+		{"its own code", ended(outcome.StatusFailed, code(7, false), empty), 0, 7},
+		{"its own code, though it looks like ours", ended(outcome.StatusFailed, code(124, false), empty), 0, 124},
+		{"death by a signal", ended(outcome.StatusFailed, death(11, false), empty), 0, 139},
+		{"ended by itself before the signal counted", ended(outcome.StatusFailed, code(7, false), empty), syscall.SIGTERM, 7},
+		{"succeeded before the signal counted", ended(outcome.StatusSucceeded, code(0, false), empty), syscall.SIGINT, 0},
+		{"left by request", ended(outcome.StatusSucceeded, code(0, false), with(outcome.CleanupLeft)), 0, 0},
 
 		{"timed out", unknown(outcome.CauseTimeout, death(15, true), empty), 0, 124},
 		{"timed out, and code 0 after it", unknown(outcome.CauseTimeout, code(0, true), empty), 0, 124},
@@ -56,11 +56,11 @@ func TestExitCode(t *testing.T) {
 		{"told to quit", unknown(outcome.CauseCanceled, nil, empty), syscall.SIGQUIT, 131},
 		{"parent or stdin gone", unknown(outcome.CauseCanceled, death(15, true), empty), 0, 123},
 		{"output limit", unknown(outcome.CauseOutputLimit, death(15, true), empty), 0, 123},
-		{"supervisor lost, but proven empty", unknown(outcome.CauseSupervisorLost, nil, outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList}), 0, 123},
-		{"supervisor lost", unknown(outcome.CauseSupervisorLost, nil, with(outcome.Unverified)), 0, 122},
-		{"survivors of a timeout", unknown(outcome.CauseTimeout, nil, with(outcome.Survivors)), 0, 122},
-		{"survivors when told to stop", unknown(outcome.CauseCanceled, nil, with(outcome.Survivors)), syscall.SIGTERM, 122},
-		{"survivors of a success", ended(outcome.Succeeded, code(0, false), with(outcome.Survivors)), 0, 122},
+		{"supervisor lost, but proven empty", unknown(outcome.CauseSupervisorLost, nil, outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofChildList}), 0, 123},
+		{"supervisor lost", unknown(outcome.CauseSupervisorLost, nil, with(outcome.CleanupUnverified)), 0, 122},
+		{"survivors of a timeout", unknown(outcome.CauseTimeout, nil, with(outcome.CleanupSurvivors)), 0, 122},
+		{"survivors when told to stop", unknown(outcome.CauseCanceled, nil, with(outcome.CleanupSurvivors)), syscall.SIGTERM, 122},
+		{"survivors of a success", ended(outcome.StatusSucceeded, code(0, false), with(outcome.CleanupSurvivors)), 0, 122},
 
 		{"not found in PATH", failed(outcome.OpLookUp, fmt.Errorf("%w: %w", exec.ErrNotFound, fs.ErrNotExist)), 0, 127},
 		{"path not found", failed(outcome.OpExec, syscall.ENOENT), 0, 127},
@@ -78,9 +78,9 @@ func TestExitCode(t *testing.T) {
 		{"command refused", failed("check the command", errors.New("x")), 0, 125},
 		{"no supervisor", failed("start a supervisor for", syscall.EPERM), 0, 125},
 
-		{"told to stop before the start", outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseCanceled, Cleanup: empty}, syscall.SIGTERM, 143},
-		{"parent gone before the start", outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseCanceled, Cleanup: empty}, 0, 123},
-		{"timed out before the start", outcome.Outcome{Status: outcome.NotStarted, Cause: outcome.CauseTimeout, Cleanup: empty}, 0, 124},
+		{"told to stop before the start", outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseCanceled, Cleanup: empty}, syscall.SIGTERM, 143},
+		{"parent gone before the start", outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseCanceled, Cleanup: empty}, 0, 123},
+		{"timed out before the start", outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseTimeout, Cleanup: empty}, 0, 124},
 	} {
 		if got := exitCode(c.o, c.told); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)

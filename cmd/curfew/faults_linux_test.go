@@ -254,13 +254,13 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool) {
 	if most := stop.Bound() + 2*time.Second; !began.IsZero() && ended.Sub(began) > most {
 		fail("it took %v, more than %v", ended.Sub(began), most)
 	}
-	proven := o.Cleanup.Result == outcome.Empty && o.Cleanup.Proof != outcome.NoProof
+	proven := o.Cleanup.Result == outcome.CleanupEmpty && o.Cleanup.Proof != outcome.ProofNone
 	_, err = os.Stat(ran)
 	switch {
-	case o.Status == outcome.NotStarted && err == nil:
+	case o.Status == outcome.StatusNotStarted && err == nil:
 		fail("the CLI ran, and is told not to have been started")
-	case o.Status == outcome.NotStarted && got == exitFailed, o.Status == outcome.Unknown && got == 128+15 && proven, o.Status == outcome.Unknown && got == 123 && proven:
-	case o.Status == outcome.Unknown && got == 122 && !proven:
+	case o.Status == outcome.StatusNotStarted && got == exitFailed, o.Status == outcome.StatusUnknown && got == 128+15 && proven, o.Status == outcome.StatusUnknown && got == 123 && proven:
+	case o.Status == outcome.StatusUnknown && got == 122 && !proven:
 	default:
 		fail("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
 	}
@@ -269,10 +269,10 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool) {
 			fail("proven empty, and %v", err)
 		}
 	}
-	if tolerated && (o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || !proven) {
+	if tolerated && (o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseCanceled || !proven) {
 		fail("it is not tolerated: %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, errors.Unwrap(o.Err))
 	}
-	if refuses && proven && o.Cleanup.Proof == outcome.NoChildren && len(o.Cleanup.Ended) == 0 {
+	if refuses && proven && o.Cleanup.Proof == outcome.ProofNoChildren && len(o.Cleanup.Ended) == 0 {
 		fail("it is told to be empty although no signal was sent")
 	}
 }

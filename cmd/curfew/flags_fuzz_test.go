@@ -169,7 +169,7 @@ func FuzzSignal(f *testing.F) {
 		if err := again.Set(s.String()); err != nil || again != s {
 			t.Errorf("signal %d is written as %q, and read as %d, %v", s, s.String(), again, err)
 		}
-		if code := exitCode(outcome.Outcome{Status: outcome.Unknown, Cause: outcome.CauseCanceled}, syscall.Signal(s)); code != 128+int(s) {
+		if code := exitCode(outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseCanceled}, syscall.Signal(s)); code != 128+int(s) {
 			t.Errorf("signal %d is told as %d", s, code)
 		}
 	})

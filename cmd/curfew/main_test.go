@@ -200,10 +200,10 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 		t.Errorf("it took %v, more than the bound of %v", r.took, bound)
 	}
 	o := readReport(t, filepath.Join(cmd.Dir, "r.json"))
-	if o.Status != outcome.Unknown || o.Cause != outcome.CauseTimeout || o.Cleanup.Result != outcome.Empty {
+	if o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseTimeout || o.Cleanup.Result != outcome.CleanupEmpty {
 		t.Errorf("status %s, cause %s, cleanup %s; want outcome_unknown, timeout, empty", o.Status, o.Cause, o.Cleanup.Result)
 	}
-	if runtime.GOOS == "linux" && o.Cleanup.Proof != outcome.NoChildren {
+	if runtime.GOOS == "linux" && o.Cleanup.Proof != outcome.ProofNoChildren {
 		t.Errorf("proof %s, want no_children", o.Cleanup.Proof)
 	}
 	byKill := 0

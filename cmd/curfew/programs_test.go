@@ -37,7 +37,7 @@ func wantRan(t *testing.T, r ran, o outcome.Outcome, code int, stdout string) {
 	if r.code != code || !strings.Contains(r.stdout, stdout) {
 		t.Errorf("exit code %d, stdout %q; want %d, and %q in it\n%s", r.code, r.stdout, code, stdout, r.stderr)
 	}
-	if o.Cleanup.Result != outcome.Empty {
+	if o.Cleanup.Result != outcome.CleanupEmpty {
 		t.Errorf("cleanup %+v, want empty", o.Cleanup)
 	}
 }

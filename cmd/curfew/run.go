@@ -304,8 +304,8 @@ func sameFile(a, b *os.File) bool {
 func (v *voice) tell(o outcome.Outcome) {
 	switch {
 	case o.Err == nil:
-	case o.Status == outcome.Failed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]) && !lost(o.Output.Stdout) && !lost(o.Output.Stderr):
-	case o.Status == outcome.Failed && o.Exit.Signal == int(syscall.SIGPIPE) && errors.Is(o.Err, syscall.EPIPE):
+	case o.Status == outcome.StatusFailed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]) && !lost(o.Output.Stdout) && !lost(o.Output.Stderr):
+	case o.Status == outcome.StatusFailed && o.Exit.Signal == int(syscall.SIGPIPE) && errors.Is(o.Err, syscall.EPIPE):
 		// The reader of our output has had enough, and the CLI got to know.
 	default:
 		v.say("%v", o.Err)
@@ -325,7 +325,7 @@ func (v *voice) tell(o outcome.Outcome) {
 	if n := len(c.Suspects); n > 0 {
 		v.say("perhaps left, and not touched: %s", list(n, c.Suspects, processName))
 	}
-	if c.Result == outcome.Unverified {
+	if c.Result == outcome.CleanupUnverified {
 		v.say("it could not be verified that nothing is left")
 	}
 	for _, d := range c.TempDirs {

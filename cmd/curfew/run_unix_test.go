@@ -182,7 +182,7 @@ func TestWithParent(t *testing.T) {
 	line(t, s.stderr, "curfew: stopping: the process that started curfew is gone")
 	rest(t, s.stdout)
 	rest(t, s.stderr)
-	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.Unknown || o.Cause != outcome.CauseCanceled || o.Cleanup.Result != outcome.Empty {
+	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseCanceled || o.Cleanup.Result != outcome.CleanupEmpty {
 		t.Errorf("status %s, cause %s, cleanup %s; want outcome_unknown, canceled, empty", o.Status, o.Cause, o.Cleanup.Result)
 	}
 }
@@ -228,7 +228,7 @@ func TestWithParentGoneAtStart(t *testing.T) {
 	if got := rest(t, s.stderr); !strings.Contains(got, "not started: canceled: the process that started curfew is gone") {
 		t.Errorf("stderr: %q", got)
 	}
-	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.NotStarted {
+	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.StatusNotStarted {
 		t.Errorf("status %s, want not_started", o.Status)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil {

@@ -201,15 +201,15 @@ func show(ctx context.Context, a *adapter.Adapter, exe, base string, f fixtures.
 	switch {
 	case f.EndsByItself && (o.Exit == nil || o.Exit.Code != f.ExitCode || o.Exit.AfterStop):
 		return fail("%v, want exit code %d", o.Err, f.ExitCode)
-	case !f.EndsByItself && !f.KillsParent && o.Status != outcome.Unknown:
+	case !f.EndsByItself && !f.KillsParent && o.Status != outcome.StatusUnknown:
 		return fail("%s after a stop: %v", o.Status, o.Err)
 	case o.Cleanup.HelperLost && !f.KillsParent:
 		return fail("the supervisor was lost: %v", o.Err)
-	case o.Cleanup.Result == outcome.Survivors:
+	case o.Cleanup.Result == outcome.CleanupSurvivors:
 		return fail("alive: %v", o.Cleanup.Survivors)
 	}
 	switch {
-	case o.Cleanup.Proof != outcome.NoProof:
+	case o.Cleanup.Proof != outcome.ProofNone:
 		s.proofs = append(s.proofs, string(o.Cleanup.Proof))
 	case o.Cleanup.HelperLost:
 		s.proofs = append(s.proofs, "supervisor killed, tree swept")

@@ -128,7 +128,7 @@ func speaksRole(args []string) error {
 	}
 	fmt.Println("ready")
 	time.Sleep(100 * time.Millisecond) // the supervisor has said that we run
-	done, err := encode(&message{Done: &Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}}, nil)
+	done, err := encode(&message{Done: &Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}}, nil)
 	if err != nil {
 		return err
 	}

@@ -190,7 +190,7 @@ func pidAgain(dir string, two bool) error {
 			return errors.Join(append(bad, fmt.Errorf("the running one: %w", err))...)
 		}
 		if d := ev.Done; d != nil {
-			if d.Exit == nil || d.Exit.Code != 0 || d.Cleanup.Proof != outcome.NoChildren {
+			if d.Exit == nil || d.Exit.Code != 0 || d.Cleanup.Proof != outcome.ProofNoChildren {
 				bad = append(bad, fmt.Errorf("the running one: %+v, %+v", d.Exit, d.Cleanup))
 			}
 			second.Put(next)

@@ -116,7 +116,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 					t.Errorf("swept, and the pipe is held: %d, %v, %#x", n, err, fds[0].Revents)
 				}
 			})
-			if c := swept.Cleanup(); c.Proof != outcome.ChildList || len(c.Ended) == 0 {
+			if c := swept.Cleanup(); c.Proof != outcome.ProofChildList || len(c.Ended) == 0 {
 				t.Errorf("cleanup is %+v", c)
 			}
 			p.Discard(h)
@@ -174,7 +174,7 @@ func TestSupervisorIsSuspended(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if done = ev.Done != nil; done && ev.Done.Cleanup.Proof != outcome.NoChildren {
+		if done = ev.Done != nil; done && ev.Done.Cleanup.Proof != outcome.ProofNoChildren {
 			t.Errorf("cleanup is %+v", ev.Done.Cleanup)
 		}
 	}
@@ -185,7 +185,7 @@ func TestSupervisorIsSuspended(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, done, _, err := runCLI(&p, settings(), "echo", "served")
-	if err != nil || out != "served\n" || done.Cleanup.Proof != outcome.NoChildren {
+	if err != nil || out != "served\n" || done.Cleanup.Proof != outcome.ProofNoChildren {
 		t.Errorf("%q, %+v, %v", out, done, err)
 	}
 }
@@ -218,7 +218,7 @@ func TestGuardIsSuspended(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := swept.Cleanup(); c.Proof != outcome.ChildList {
+	if c := swept.Cleanup(); c.Proof != outcome.ProofChildList {
 		t.Errorf("cleanup is %+v", c)
 	}
 	atEOF(t, held)
@@ -293,7 +293,7 @@ func TestGuardIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if ev.Done != nil {
-			if ev.Done.Cleanup.Proof != outcome.NoChildren {
+			if ev.Done.Cleanup.Proof != outcome.ProofNoChildren {
 				t.Errorf("cleanup is %+v", ev.Done.Cleanup)
 			}
 			break
@@ -426,7 +426,7 @@ func TestHelperIsTraced(t *testing.T) {
 			swept, err := h.Swept(time.Now().Add(patience))
 			switch {
 			case traced == "supervisor":
-				if err != nil || swept.Cleanup().Proof != outcome.ChildList {
+				if err != nil || swept.Cleanup().Proof != outcome.ProofChildList {
 					t.Errorf("got %+v, %v", swept, err)
 				}
 			case err == nil:

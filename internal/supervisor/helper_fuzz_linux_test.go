@@ -22,13 +22,13 @@ import (
 // Options.Supervisor can name any executable.
 
 var oddReports = []*Done{
-	{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}},
+	{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}},
 	{},
-	{Cleanup: outcome.Cleanup{Result: "no such", Proof: outcome.NoChildren}},
-	{Cleanup: outcome.Cleanup{Result: outcome.Empty}},
-	{NotExecuted: true, Started: true, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoProof, Elapsed: -1}},
-	{Exit: &outcome.Exit{Code: -7, Signal: 999}, StopBegan: true, StopCause: "no such", Cleanup: outcome.Cleanup{Result: outcome.Survivors, Proof: outcome.NoProof, EndedMore: -1}},
-	{Cleanup: outcome.Cleanup{Result: outcome.Unverified, Proof: outcome.NoProof}},
+	{Cleanup: outcome.Cleanup{Result: "no such", Proof: outcome.ProofNoChildren}},
+	{Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty}},
+	{NotExecuted: true, Started: true, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNone, Elapsed: -1}},
+	{Exit: &outcome.Exit{Code: -7, Signal: 999}, StopBegan: true, StopCause: "no such", Cleanup: outcome.Cleanup{Result: outcome.CleanupSurvivors, Proof: outcome.ProofNone, EndedMore: -1}},
+	{Cleanup: outcome.Cleanup{Result: outcome.CleanupUnverified, Proof: outcome.ProofNone}},
 }
 
 // The kinds of word in a script of a helper.
@@ -322,7 +322,7 @@ func FuzzSwept(f *testing.F) {
 			t.Errorf("error %v", err)
 		}
 		if swept != nil {
-			if c := swept.Cleanup(); c.Result != outcome.Empty || c.Proof != outcome.ChildList || !c.HelperLost {
+			if c := swept.Cleanup(); c.Result != outcome.CleanupEmpty || c.Proof != outcome.ProofChildList || !c.HelperLost {
 				t.Errorf("cleanup is %+v", c)
 			}
 		}

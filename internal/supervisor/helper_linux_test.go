@@ -539,7 +539,7 @@ func TestIdleHelpersEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	pids := []int{h.pid, h.guard.pid}
-	if _, done, err := runOn(h, settings(), "true"); err != nil || done.Cleanup.Result != outcome.Empty {
+	if _, done, err := runOn(h, settings(), "true"); err != nil || done.Cleanup.Result != outcome.CleanupEmpty {
 		t.Fatalf("%+v %v", done, err)
 	}
 	p.Put(h)

@@ -314,12 +314,12 @@ type Done struct {
 // check refuses a report that does not say what became of the tree.
 func (d *Done) check() error {
 	switch d.Cleanup.Result {
-	case outcome.Empty, outcome.Survivors, outcome.Left, outcome.Unverified:
+	case outcome.CleanupEmpty, outcome.CleanupSurvivors, outcome.CleanupLeft, outcome.CleanupUnverified:
 	default:
 		return fmt.Errorf("%w: a report with the result %.20q", errProtocol, d.Cleanup.Result)
 	}
 	switch d.Cleanup.Proof {
-	case outcome.NoChildren, outcome.ChildList, outcome.Scans, outcome.NoProof:
+	case outcome.ProofNoChildren, outcome.ProofChildList, outcome.ProofScans, outcome.ProofNone:
 		return nil
 	}
 	return fmt.Errorf("%w: a report with the proof %.20q", errProtocol, d.Cleanup.Proof)
@@ -492,10 +492,10 @@ const sendLimit = 500 * time.Millisecond
 
 // Cleanup is what the guard's word makes of the cleanup.
 func (s *Swept) Cleanup() outcome.Cleanup {
-	c := outcome.Cleanup{Result: outcome.Empty, Proof: outcome.ChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
+	c := outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
 		TempDirs: s.TempDirs, JournalError: s.Journal}
 	if s.Left {
-		c.Result, c.Proof = outcome.Unverified, outcome.NoProof
+		c.Result, c.Proof = outcome.CleanupUnverified, outcome.ProofNone
 	}
 	return c
 }

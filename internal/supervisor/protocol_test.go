@@ -34,7 +34,7 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 	messages := []*message{
 		{Run: &runMessage{Settings: Settings{Duties: Duties{ID: "X"}, Timeout: time.Second, Signal: 15, Numbers: []int{0, 2, 63}}, Args: 2, Env: 1}},
 		{Stop: &StopRequest{Cause: outcome.CauseCanceled, Signal: 2}},
-		{Done: &Done{Started: true, Exit: &outcome.Exit{Code: 3}, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}},
+		{Done: &Done{Started: true, Exit: &outcome.Exit{Code: 3}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}},
 		{Ready: &struct{}{}},
 	}
 	var all []byte

@@ -441,7 +441,7 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 // refuse reports an invocation that cannot be begun.
 func (s *server) refuse(errno syscall.Errno) {
 	s.send(&message{StartFailed: &StartFailed{Op: outcome.OpExec, Errno: int(errno)}})
-	s.send(&message{Done: &Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.Empty, Proof: outcome.NoChildren}}})
+	s.send(&message{Done: &Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}})
 	s.makeReady()
 }
 
@@ -735,9 +735,9 @@ func (s *server) news(ev proctree.Event) {
 			return // and the tree says it again
 		}
 		if group || len(s.tree.Suspects()) > 0 {
-			s.finish(outcome.Unverified, outcome.NoProof)
+			s.finish(outcome.CleanupUnverified, outcome.ProofNone)
 		} else {
-			s.finish(outcome.Empty, s.tree.Proof())
+			s.finish(outcome.CleanupEmpty, s.tree.Proof())
 		}
 	}
 }
@@ -806,7 +806,7 @@ func (s *server) leave(now time.Time) {
 	for _, m := range left {
 		r.report.Cleanup.LeftAlive = append(r.report.Cleanup.LeftAlive, m.Describe())
 	}
-	s.finish(outcome.Left, outcome.NoProof)
+	s.finish(outcome.CleanupLeft, outcome.ProofNone)
 }
 
 // drain reads what is written to the pipes, until nobody can write to them any more.
@@ -930,7 +930,7 @@ func (s *server) giveUp() {
 	if r.settings.TempDir != nil {
 		c.TempDirs = append(c.TempDirs, r.settings.TempDir.kept(errInUse))
 	}
-	s.tell(outcome.Survivors, outcome.NoProof)
+	s.tell(outcome.CleanupSurvivors, outcome.ProofNone)
 }
 
 // finish ends the invocation, of which nothing is left or is to be waited for:
@@ -938,8 +938,8 @@ func (s *server) giveUp() {
 func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 	r := s.run
 	r.over, r.result = true, result
-	s.unknown = s.unknown || r.gaveUp && result != outcome.Empty
-	if _, begun := r.ladder.Begun(); begun && result == outcome.Empty && !r.gaveUp {
+	s.unknown = s.unknown || r.gaveUp && result != outcome.CleanupEmpty
+	if _, begun := r.ladder.Begun(); begun && result == outcome.CleanupEmpty && !r.gaveUp {
 		s.rung(outcome.StepEmpty, 0)
 	}
 	report := func() {
@@ -959,7 +959,7 @@ func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 		c := &r.report.Cleanup
 		c.TempDirs = append(c.TempDirs, dir.kept(why))
 	}
-	if result != outcome.Empty {
+	if result != outcome.CleanupEmpty {
 		kept(errInUse)
 		report()
 		return
@@ -1022,9 +1022,9 @@ func (s *server) close() {
 	r.closeFiles(s.null, s.noFile)
 	s.run = nil
 	switch {
-	case r.result == outcome.Left && !r.gaveUp:
+	case r.result == outcome.CleanupLeft && !r.gaveUp:
 		s.left = true // and the caller may have pipes for us
-	case r.gaveUp || r.result != outcome.Empty || s.errands.left():
+	case r.gaveUp || r.result != outcome.CleanupEmpty || s.errands.left():
 		s.callerGone = true
 	case !s.callerGone:
 		s.makeReady()

@@ -228,7 +228,7 @@ func (s *stubTree) WardGroupLeft(string) func() error { return nil }
 func (s *stubTree) WardDied(int) bool                 { return false }
 func (s *stubTree) Next() time.Time                   { return time.Time{} }
 func (s *stubTree) Suspects() []outcome.Process       { return nil }
-func (s *stubTree) Proof() outcome.Proof              { return outcome.NoChildren }
+func (s *stubTree) Proof() outcome.Proof              { return outcome.ProofNoChildren }
 
 func (s *stubTree) EndWard(pid int) {
 	if !s.wards[pid] {
