@@ -2,7 +2,7 @@
 # (CI runs the same tests once with the race detector, and the seeds of each fuzz target).
 
 GO ?= go
-CORE := ./outcome ./proctree ./internal/supervisor ./adapter
+CORE := ./outcome ./proctree ./internal/wire ./internal/supervisor ./adapter
 TARGETS ?= linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64
 COUNT ?= 50
 FUZZTIME ?= 30s

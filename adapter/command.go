@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"curfew/internal/supervisor"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -148,7 +148,7 @@ func (p StopPolicy) Bound() time.Duration {
 // whatever the CLI does.
 func (c Command) Bound() time.Duration {
 	if c.TempDir {
-		return c.Stop.Bound() + supervisor.RemoveLimit
+		return c.Stop.Bound() + wire.RemoveLimit
 	}
 	return c.Stop.Bound()
 }
@@ -258,7 +258,7 @@ func (c *Command) environ(id string) []string {
 			}
 		}
 	}
-	return append(lastOfEach(env), supervisor.Mark(id))
+	return append(lastOfEach(env), wire.Mark(id))
 }
 
 // lastOfEach drops all values of a name but the last, and empty entries, and keeps the

@@ -14,6 +14,7 @@ import (
 
 	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -28,10 +29,10 @@ type invocation struct {
 	began    time.Time
 	session  *Session // nil for Invoke
 
-	tempPath string              // of the temporary directory to be made; "" if there is to be none
-	temp     *supervisor.TempDir // nil until it was made
-	entered  bool                // there is a record in the journal
-	file     string              // what is executed, as execve takes it
+	tempPath string        // of the temporary directory to be made; "" if there is to be none
+	temp     *wire.TempDir // nil until it was made
+	entered  bool          // there is a record in the journal
+	file     string        // what is executed, as execve takes it
 	feed     *feed
 	drains   []*drain
 	streams  [2]*drain // which drain has stdout and stderr
@@ -66,10 +67,10 @@ func newInvocation(a *Adapter, ctx context.Context, c Command) *invocation {
 	v := &invocation{a: a, ctx: newCallerContext(ctx), cmd: c, policy: c.Stop.withDefaults(), id: newID(), began: time.Now(), done: make(chan struct{})}
 	v.owed = deadlines{ladder: v.policy.StdinGrace + v.policy.Grace + v.policy.KillWait, drain: v.policy.Drain}
 	if c.TempDir {
-		v.owed.ladder += supervisor.RemoveLimit
+		v.owed.ladder += wire.RemoveLimit
 	}
 	if a.journal != nil {
-		v.owed.ladder += supervisor.WriteLimit
+		v.owed.ladder += wire.WriteLimit
 	}
 	if c.Timeout > 0 {
 		v.owed.timeout = v.began.Add(c.Timeout)
@@ -142,7 +143,7 @@ func (v *invocation) order() *supervisor.Helper {
 		if cause, why := v.stopAsked(ctx); cause != "" {
 			return refused(cause, outcome.Why{Cause: why})
 		}
-		if errors.Is(err, supervisor.ErrTooLarge) {
+		if errors.Is(err, wire.ErrTooLarge) {
 			return failed(outcome.OpExec, err) // as execve would have said
 		}
 		return failed("send a supervisor the request for", err)
@@ -228,7 +229,7 @@ func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 }
 
 func (v *invocation) sendStop(helper *supervisor.Helper, cause outcome.Cause, why error) {
-	q := supervisor.StopRequest{ID: v.id, Cause: cause}
+	q := wire.StopRequest{ID: v.id, Cause: cause}
 	if why, ok := why.(*quoted); ok {
 		q.Signal = int(why.signal)
 	}
@@ -250,7 +251,7 @@ func (v *invocation) hasten() {
 
 func (v *invocation) sendKill(helper *supervisor.Helper, cause outcome.Cause) {
 	// One that cannot be told is lost soon anyway.
-	_ = helper.Stop(supervisor.StopRequest{ID: v.id, Cause: cause, Kill: true})
+	_ = helper.Stop(wire.StopRequest{ID: v.id, Cause: cause, Kill: true})
 }
 
 // signal sends the leader a signal. os.ErrProcessDone means that there is none.
@@ -313,11 +314,11 @@ func (v *invocation) follow(helper *supervisor.Helper) {
 
 // told is what the supervisor has said of an invocation.
 type told struct {
-	started *supervisor.Started
-	failed  *supervisor.StartFailed
+	started *wire.Started
+	failed  *wire.StartFailed
 	inTime  bool // it failed before a stop was asked for
 	exit    *outcome.Exit
-	done    *supervisor.Done
+	done    *wire.Done
 	lost    error // why there is no done
 }
 
@@ -440,7 +441,7 @@ func (v *invocation) shut(why error) {
 }
 
 // mark is what the environment of everything in the tree has.
-func (v *invocation) mark() string { return supervisor.Mark(v.id) }
+func (v *invocation) mark() string { return wire.Mark(v.id) }
 
 // cleanupErr says that the tree of v, which is over, is not shown to be gone.
 func (v *invocation) cleanupErr() error { return v.outcome.Cleanup.Err(v.id, v.cmd.Path) }
@@ -496,7 +497,7 @@ func (v *invocation) late(helper *supervisor.Helper) bool {
 }
 
 // acknowledged handles the word that a stop begins.
-func (v *invocation) acknowledged(s *supervisor.Stopping) {
+func (v *invocation) acknowledged(s *wire.Stopping) {
 	v.mu.Lock()
 	v.owed.began(time.Now())
 	v.expect()
@@ -656,7 +657,7 @@ func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
 	v.outcome.ID = v.id
 	c.TempDirs = v.outcome.Cleanup.TempDirs
 	if v.entered {
-		v.writeEnd(&c, time.Now().Add(supervisor.WriteLimit))
+		v.writeEnd(&c, time.Now().Add(wire.WriteLimit))
 	}
 	v.outcome.Cleanup = c
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
@@ -755,9 +756,9 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 	}
 	files.fds = append(files.fds, dirFD)
 	q := &supervisor.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
-	q.Settings = supervisor.Settings{
+	q.Settings = wire.Settings{
 		Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
-		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: supervisor.AfterExit(c.AfterExit),
+		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: wire.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
 		NoCgroup:     v.a.noCgroup,
 		IgnoreHangup: supervisor.Ignored(syscall.SIGHUP), IgnoreInterrupt: supervisor.Ignored(syscall.SIGINT),

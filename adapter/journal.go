@@ -11,13 +11,14 @@ import (
 	"curfew/internal/journal"
 	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
 // duties are what the supervisor has to do when nothing is left of v, and the
 // guard if the supervisor is lost.
-func (v *invocation) duties() supervisor.Duties {
-	return supervisor.Duties{ID: v.id, TempDir: v.temp, Journal: v.a.journal != nil}
+func (v *invocation) duties() wire.Duties {
+	return wire.Duties{ID: v.id, TempDir: v.temp, Journal: v.a.journal != nil}
 }
 
 // enter records v, before anything of it can run, in the journal and with the guard of
@@ -37,7 +38,7 @@ func (v *invocation) enter(helper *supervisor.Helper) *outcome.StartError {
 		if err != nil {
 			return tempDirError(v.cmd.Path, err)
 		}
-		v.temp = supervisor.NewTempDir(d)
+		v.temp = wire.NewTempDir(d)
 	}
 	if v.watched() {
 		d := v.duties()
@@ -55,9 +56,9 @@ func (v *invocation) writeEnd(c *outcome.Cleanup, until time.Time) {
 	if v.a.journal == nil {
 		return
 	}
-	report, err := json.Marshal(&supervisor.Done{NotExecuted: v.helper == nil, Cleanup: *c})
+	report, err := json.Marshal(&wire.Done{NotExecuted: v.helper == nil, Cleanup: *c})
 	if err == nil {
-		err = bounded(sooner(until, time.Now().Add(supervisor.WriteLimit)), func() error {
+		err = bounded(sooner(until, time.Now().Add(wire.WriteLimit)), func() error {
 			return journal.WriteEnd(v.a.journal.Dir(), v.id, journal.End{Writer: "caller", At: time.Now(), Report: report})
 		})
 	}
@@ -71,7 +72,7 @@ func (v *invocation) delivered() {
 	if !v.entered {
 		return
 	}
-	until := time.Now().Add(supervisor.WriteLimit)
+	until := time.Now().Add(wire.WriteLimit)
 	if !v.limit.IsZero() {
 		until = sooner(until, v.limit)
 	}
@@ -86,12 +87,12 @@ func tempDirError(program string, err error) *outcome.StartError {
 
 // dropTempDir removes the directory of an invocation that did not begin.
 func (v *invocation) dropTempDir() {
-	v.outcome.Cleanup.TempDirs = removeTempDir(v.temp, time.Now().Add(supervisor.RemoveLimit+ackLimit))
+	v.outcome.Cleanup.TempDirs = removeTempDir(v.temp, time.Now().Add(wire.RemoveLimit+ackLimit))
 }
 
 // removeTempDir removes the directory of an invocation whose helpers cannot, within
 // its own limit and until the given time.
-func removeTempDir(temp *supervisor.TempDir, until time.Time) []outcome.TempDir {
+func removeTempDir(temp *wire.TempDir, until time.Time) []outcome.TempDir {
 	if temp == nil {
 		return nil
 	}
@@ -101,8 +102,8 @@ func removeTempDir(temp *supervisor.TempDir, until time.Time) []outcome.TempDir 
 // removeWithin removes the directory path with remove, within its own limit and until
 // the given time.
 func removeWithin(path string, until time.Time, remove func(until time.Time) error) []outcome.TempDir {
-	err := bounded(sooner(until, time.Now().Add(supervisor.RemoveLimit+ackLimit)), func() error {
-		return remove(time.Now().Add(supervisor.RemoveLimit))
+	err := bounded(sooner(until, time.Now().Add(wire.RemoveLimit+ackLimit)), func() error {
+		return remove(time.Now().Add(wire.RemoveLimit))
 	})
 	if err == nil {
 		return nil
@@ -175,15 +176,15 @@ const sweepLimit = 5 * time.Second
 
 // settleLost sees to what an invocation has left whose helpers are all gone.
 func settleLost(e journal.Entry) journal.End {
-	var done supervisor.Done
+	var done wire.Done
 	began := time.Now()
 	if e.End == nil {
 		c := &done.Cleanup
 		c.Result, c.Proof, c.HelperLost = outcome.CleanupUnverified, outcome.ProofNone, true
-		c.Ended, c.Suspects = supervisor.Sweep(supervisor.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Group, e.Begin.Began, began.Add(sweepLimit))
+		c.Ended, c.Suspects = supervisor.Sweep(wire.Mark(e.Begin.ID), e.Begin.Cgroup, e.Begin.Group, e.Begin.Began, began.Add(sweepLimit))
 	}
 	if path := e.Begin.TempDir; path != "" {
-		done.Cleanup.TempDirs = removeWithin(path, began.Add(sweepLimit+supervisor.RemoveLimit+ackLimit), func(until time.Time) error { return scratch.RemoveNamed(path, until) })
+		done.Cleanup.TempDirs = removeWithin(path, began.Add(sweepLimit+wire.RemoveLimit+ackLimit), func(until time.Time) error { return scratch.RemoveNamed(path, until) })
 	}
 	done.Cleanup.Elapsed = time.Since(began)
 	report, err := json.Marshal(&done)
@@ -195,7 +196,7 @@ func settleLost(e journal.Entry) journal.End {
 
 // recovered makes the outcome of a record.
 func recovered(e journal.Entry) (outcome.Outcome, error) {
-	var done supervisor.Done
+	var done wire.Done
 	var bad error
 	if e.End != nil {
 		bad = json.Unmarshal(e.End.Report, &done)

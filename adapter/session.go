@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"curfew/internal/supervisor"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -143,7 +143,7 @@ func (s *Session) Started() time.Time { return s.began }
 // Bound is the longest time that Stop takes, whatever the CLI does.
 func (s *Session) Bound() time.Duration {
 	if s.v.a.journal != nil {
-		return s.v.cmd.Bound() + supervisor.WriteLimit
+		return s.v.cmd.Bound() + wire.WriteLimit
 	}
 	return s.v.cmd.Bound()
 }

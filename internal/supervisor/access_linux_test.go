@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -62,13 +63,13 @@ func takesSocketsRole(args []string) error {
 		if err != nil {
 			return err
 		}
-		if fd, err := unix.PidfdGetfd(pidfd, controlFD, 0); err != unix.EPERM {
+		if fd, err := unix.PidfdGetfd(pidfd, wire.ControlFD, 0); err != unix.EPERM {
 			can = append(can, fmt.Sprintf("take the socket of %d: %d, %v", pid, fd, err))
 		}
 		if err := unix.PtraceSeize(pid); err != unix.EPERM {
 			can = append(can, fmt.Sprintf("trace %d: %v", pid, err))
 		}
-		if f, err := os.Open(fmt.Sprintf("/proc/%d/fd/%d", pid, controlFD)); !errors.Is(err, os.ErrPermission) {
+		if f, err := os.Open(fmt.Sprintf("/proc/%d/fd/%d", pid, wire.ControlFD)); !errors.Is(err, os.ErrPermission) {
 			can = append(can, fmt.Sprintf("read the descriptors of %d: %v, %v", pid, f, err))
 		}
 	}
@@ -122,13 +123,13 @@ func speaksRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	socket, err := unix.PidfdGetfd(pidfd, controlFD, 0)
+	socket, err := unix.PidfdGetfd(pidfd, wire.ControlFD, 0)
 	if err != nil {
 		return err
 	}
 	fmt.Println("ready")
 	time.Sleep(100 * time.Millisecond) // the supervisor has said that we run
-	done, err := encode(&message{Done: &Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}}, nil)
+	done, err := wire.Encode(&wire.Message{Done: &wire.Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}}, nil)
 	if err != nil {
 		return err
 	}
@@ -184,9 +185,9 @@ func TestAnotherGreets(t *testing.T) {
 				for h.Pending() { // what two processes send does not come at once
 					time.Sleep(time.Millisecond)
 				}
-				m, files := &message{Spawned: &spawnedMessage{tt.spawned}}, []int(nil)
+				m, files := &wire.Message{Spawned: &wire.Spawned{PID: tt.spawned}}, []int(nil)
 				if what == "hello" {
-					m, files = &message{Hello: &helloMessage{Version: protocolVersion, PID: self, Pidfd: true}}, []int{pidfd(t, self)}
+					m, files = &wire.Message{Hello: &wire.Hello{Version: wire.Version, PID: self, Pidfd: true}}, []int{pidfd(t, self)}
 				}
 				if err := sendOn(pair[1], m, files); err != nil {
 					t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 
 	"curfew/internal/journal"
 	"curfew/internal/scratch"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -95,7 +96,7 @@ func guardedRun(h *Helper, j *journal.Journal, dir, script string) (*guarded, st
 	}
 	defer root.Close()
 	s := settings()
-	s.Duties = Duties{ID: id, TempDir: NewTempDir(temp), Journal: true}
+	s.Duties = wire.Duties{ID: id, TempDir: wire.NewTempDir(temp), Journal: true}
 	h.Watch(&s.Duties)
 	err = h.Run(context.Background(), &Request{Settings: s, Path: "/bin/sh", Args: []string{"sh", "-c", script, dir}, Env: os.Environ(), Dir: int(root.Fd()), Files: []int{int(w.Fd())}})
 	w.Close()

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/journal"
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -110,17 +111,17 @@ func (e *errands) left() bool {
 	return slices.ContainsFunc(e.all, func(one *errand) bool { return now.Before(one.limit.Add(errandPatience)) })
 }
 
-// removal removes a temporary directory. It goes on for longer than the helper's
+// removeTempDir removes a temporary directory. It goes on for longer than the helper's
 // loop waits for it.
-func (d *TempDir) removal() error {
+func removeTempDir(d *wire.TempDir) error {
 	return d.Dir().Remove(time.Now().Add(errandPatience))
 }
 
-// kept is the report of a directory that is there still.
-func (d *TempDir) kept(why error) outcome.TempDir {
+// keptTempDir is the report of a directory that is there still.
+func keptTempDir(d *wire.TempDir, why error) outcome.TempDir {
 	text := why.Error()
 	if why == errLate {
-		text = fmt.Sprintf("not removed within %v; the removal goes on", RemoveLimit)
+		text = fmt.Sprintf("not removed within %v; the removal goes on", wire.RemoveLimit)
 	}
 	return outcome.TempDir{Path: string(d.Path), Error: text}
 }
@@ -128,15 +129,8 @@ func (d *TempDir) kept(why error) outcome.TempDir {
 // errInUse is why a directory is not removed yet.
 var errInUse = errors.New("not removed while processes that may use it are there")
 
-// The directory of the journal and the caller's name in it are in the
-// environment of every helper that a caller with a journal starts.
-const (
-	stateVar = "CURFEW_HELPER_STATE"
-	peerVar  = "CURFEW_HELPER_PEER"
-)
-
 // writeEnd writes the end of a record, unless somebody has.
-func writeEnd(dir, writer, id string, report *Done) error {
+func writeEnd(dir, writer, id string, report *wire.Done) error {
 	b, err := json.Marshal(report)
 	if err != nil {
 		return err
@@ -151,9 +145,9 @@ func writeEnd(dir, writer, id string, report *Done) error {
 // holdState has the journal know of us, if the caller has one, as long as we are
 // there, or until release is called. It returns the journal's directory.
 func holdState() (dir string, release func(), err error) {
-	if dir = os.Getenv(stateVar); dir == "" {
+	if dir = os.Getenv(wire.StateVar); dir == "" {
 		return "", func() {}, nil
 	}
-	release, err = journal.Hold(dir, os.Getenv(peerVar))
+	release, err = journal.Hold(dir, os.Getenv(wire.PeerVar))
 	return dir, release, err
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/wire"
 )
 
 // Guard is the caller's end of a guard.
@@ -21,7 +23,7 @@ type Guard struct {
 // spawnGuard starts a guard. The calling goroutine must be locked to its thread:
 // the guard, its supervisors and their CLIs inherit from it.
 func spawnGuard(exe string, journal []string) (*Guard, error) {
-	h, err := start(guardName, exe, journal)
+	h, err := start(wire.GuardName, exe, journal)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +45,7 @@ func (g *Guard) spawn() (*Helper, error) {
 	stderr, drop := h.keepWords(null)
 	defer drop()
 	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
-	if err := g.tellWith(&message{Spawn: &spawnMessage{h.id}}, []int{pair[1], caller, stderr}); err != nil {
+	if err := g.tellWith(&wire.Message{Spawn: &wire.Spawn{ID: h.id}}, []int{pair[1], caller, stderr}); err != nil {
 		_ = h.conn.Close()
 		h.words.close()
 		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
@@ -54,9 +56,9 @@ func (g *Guard) spawn() (*Helper, error) {
 // Watch tells the guard what is left to do, should h die, for the invocation that h is
 // about to take; nil when that is over. If the message cannot be sent the guard is lost:
 // then the caller does what is left, or Recover.
-func (h *Helper) Watch(d *Duties) {
+func (h *Helper) Watch(d *wire.Duties) {
 	if h.guard != nil {
-		_ = h.guard.tell(&message{Watch: &Watch{ID: h.id, Duties: d}})
+		_ = h.guard.tell(&wire.Message{Watch: &wire.Watch{ID: h.id, Duties: d}})
 	}
 }
 
@@ -73,7 +75,7 @@ var errGuardLost = errors.New("supervisor: the guard is lost too")
 
 // Swept waits until nothing is left of what the helper, which is lost, had held,
 // as its guard knows it, at most until the given time.
-func (h *Helper) Swept(until time.Time) (*Swept, error) {
+func (h *Helper) Swept(until time.Time) (*wire.Swept, error) {
 	if h.guard == nil || h.pid == 0 {
 		return nil, errGuardLost
 	}
@@ -84,12 +86,12 @@ func (h *Helper) Swept(until time.Time) (*Swept, error) {
 	answer := newHelper(h.exe, pair[0])
 	answer.sender = h.guard.sender
 	defer answer.Close(0) // with what came with the answer
-	err = h.guard.tellWith(&message{Lost: &lostMessage{h.id}}, []int{pair[1]})
+	err = h.guard.tellWith(&wire.Message{Lost: &wire.Lost{ID: h.id}}, []int{pair[1]})
 	unix.Close(pair[1])
 	if err != nil {
 		return nil, errGuardLost
 	}
-	var m *message
+	var m *wire.Message
 	err = h.guard.awake(until, func(look time.Time) error {
 		answer.Interrupt(look)
 		m, _, err = answer.read()

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/proctree"
 )
 
@@ -20,7 +21,7 @@ type warden struct {
 	tree    wardTree
 	control int // descriptors: the socket to the caller, and what tells of its end
 	caller  int
-	in      inbox
+	in      wire.Inbox
 	null    int
 	root    int
 
@@ -41,8 +42,8 @@ type warden struct {
 	swept       []*supervised          // of which nothing is left, in the order of their end
 
 	// What can hang, and does not happen here: nil where it is not done at all.
-	remove   func(*TempDir) error
-	writeEnd func(id string, report *Done) error
+	remove   func(*wire.TempDir) error
+	writeEnd func(id string, report *wire.Done) error
 
 	buf [4 << 10]byte
 	oob [1024]byte
@@ -81,10 +82,10 @@ type supervised struct {
 	dead   bool   // it has died; somebody who traces it can keep it from being reaped
 	swept  bool   // nothing is left of what it held
 	busy   int    // with how much of what it had left to do
-	duties *Duties
+	duties *wire.Duties
 	// groupUntil is how long what is in its cgroup, and is no child of ours, has to end.
 	groupUntil time.Time
-	report     Swept
+	report     wire.Swept
 }
 
 // keepSwept is for how many supervisors it is remembered what their end left to
@@ -95,13 +96,13 @@ const keepSwept = 256
 // supervisor held has gone.
 func serveGuard() (code int) {
 	err := settle()
-	g := &warden{control: controlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
-		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: (*TempDir).removal}
+	g := &warden{control: wire.ControlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
+		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removeTempDir}
 	dir := ""
 	if err == nil {
 		dir, _, err = holdState()
 	}
-	g.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "guard", id, report) }
+	g.writeEnd = func(id string, report *wire.Done) error { return writeEnd(dir, "guard", id, report) }
 	if len(os.Args) > 2 {
 		g.callerPID = os.Args[1]
 		if _, noProc := os.Stat(g.exe); noProc != nil {
@@ -115,7 +116,7 @@ func serveGuard() (code int) {
 		g.root, err = proctree.OpenFile("/", unix.O_PATH)
 	}
 	if err != nil {
-		_ = sendOn(controlFD, failed(err), nil)
+		_ = sendOn(wire.ControlFD, wire.Refusal(err), nil)
 		return 0
 	}
 	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
@@ -256,13 +257,13 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		g.spawns = g.spawns[1:]
 		s := order.supervisor
 		if ev.StartErr != nil {
-			_ = sendOn(order.socket, failed(ev.StartErr), nil)
+			_ = sendOn(order.socket, wire.Refusal(ev.StartErr), nil)
 			s.dead, s.swept = true, true
 			delete(g.supervisors, s.id)
 		} else {
 			s.pid, s.group = ev.Ward, proctree.GroupName(ev.Ward, s.id)
 			g.living[s.pid] = s
-			_ = sendOn(order.socket, &message{Spawned: &spawnedMessage{s.pid}}, nil) // a caller that is gone needs no supervisor
+			_ = sendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: s.pid}}, nil) // a caller that is gone needs no supervisor
 		}
 		closeAll([]int{order.socket, order.caller, order.stderr})
 	}
@@ -279,7 +280,7 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 // of it is there any more, and answers who has asked.
 func (g *warden) settleUp() {
 	if len(g.fallen) > 0 {
-		var report Swept
+		var report wire.Swept
 		var waiting []*supervised
 		report.Ended, report.EndedMore = g.tree.Ended()
 		for _, s := range g.fallen {
@@ -292,7 +293,7 @@ func (g *warden) settleUp() {
 				continue
 			}
 			if rest := g.tree.WardGroupLeft(s.group); rest != nil {
-				g.errands.run(RemoveLimit, rest, func(error) {})
+				g.errands.run(wire.RemoveLimit, rest, func(error) {})
 			}
 			s.report, s.swept = report, true
 			g.swept = append(g.swept, s)
@@ -312,7 +313,7 @@ func (g *warden) settleUp() {
 		}
 		s := q.supervisor
 		s.report.Left = s.report.Left && g.tree.EndWardGroup(s.group)
-		_ = sendOn(q.socket, &message{Swept: &s.report}, nil) // who does not listen need not know
+		_ = sendOn(q.socket, &wire.Message{Swept: &s.report}, nil) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
 	})
@@ -330,8 +331,8 @@ func (g *warden) carryOut(s *supervised) {
 			s.busy--
 			return
 		}
-		report := &Done{Cleanup: s.report.Cleanup()}
-		g.errands.run(WriteLimit, func() error { return g.writeEnd(d.ID, report) }, func(err error) {
+		report := &wire.Done{Cleanup: s.report.Cleanup()}
+		g.errands.run(wire.WriteLimit, func() error { return g.writeEnd(d.ID, report) }, func(err error) {
 			if err != nil {
 				s.report.Journal = err.Error()
 			}
@@ -343,13 +344,13 @@ func (g *warden) carryOut(s *supervised) {
 		return
 	}
 	if s.report.Left {
-		s.report.TempDirs = append(s.report.TempDirs, d.TempDir.kept(errInUse))
+		s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, errInUse))
 		write()
 		return
 	}
-	g.errands.run(RemoveLimit, func() error { return g.remove(d.TempDir) }, func(err error) {
+	g.errands.run(wire.RemoveLimit, func() error { return g.remove(d.TempDir) }, func(err error) {
 		if err != nil {
-			s.report.TempDirs = append(s.report.TempDirs, d.TempDir.kept(err))
+			s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, err))
 		}
 		write()
 	})
@@ -363,7 +364,7 @@ func (g *warden) spawnNext() {
 	order := g.spawns[0]
 	g.starting = true
 	g.tree.Start(&proctree.Spec{
-		Path: g.exe, Argv: []string{helperName, g.callerPID, g.exe}, Env: append(slices.Clip(g.env), idVar+"="+order.supervisor.id), Dir: g.root,
+		Path: g.exe, Argv: []string{wire.SupervisorName, g.callerPID, g.exe}, Env: append(slices.Clip(g.env), wire.IDVar+"="+order.supervisor.id), Dir: g.root,
 		Files: []int{g.null, g.null, order.stderr, order.socket, order.caller}, Ward: true,
 	})
 }
@@ -377,31 +378,31 @@ func (g *warden) interrupted() bool {
 
 // listen hears the caller. False if it is gone, or said what cannot be served.
 func (g *warden) listen() bool {
-	return listenTo(g.control, &g.in, g.buf[:], g.oob[:], g.handle, func(*message) error {
+	return listenTo(g.control, &g.in, g.buf[:], g.oob[:], g.handle, func(*wire.Message) error {
 		return nil // who asked finds its socket closed
 	})
 }
 
-func (g *warden) handle(m *message, _ []byte, files []int) error {
+func (g *warden) handle(m *wire.Message, _ []byte, files []int) error {
 	switch {
 	case m.Spawn != nil:
 		if !isSocket(files[0]) {
 			// With anything else as its control socket the copy of the program
 			// would not see that it is a helper, and go on as the program.
 			closeAll(files)
-			return fmt.Errorf("%w: a supervisor without a socket", errProtocol)
+			return fmt.Errorf("%w: a supervisor without a socket", wire.ErrProtocol)
 		}
 		id := m.Spawn.ID
-		if !validID(id) || g.supervisors[id] != nil {
+		if !wire.ValidID(id) || g.supervisors[id] != nil {
 			closeAll(files)
-			return fmt.Errorf("%w: a supervisor with the id %.20q", errProtocol, id)
+			return fmt.Errorf("%w: a supervisor with the id %.20q", wire.ErrProtocol, id)
 		}
 		s := &supervised{id: id}
 		g.supervisors[id] = s
 		g.spawns = append(g.spawns, spawnOrder{s, files[0], files[1], files[2]})
 	case m.Watch != nil:
 		if m.Watch.Duties != nil {
-			if err := m.Watch.Duties.TempDir.check(); err != nil {
+			if err := m.Watch.Duties.TempDir.Check(); err != nil {
 				return err
 			}
 		}
@@ -410,7 +411,7 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 			return nil // it is long gone, which the caller has yet to find out
 		}
 		if len(g.errands.all) > keepSwept {
-			return fmt.Errorf("%w: more than %d supervisors that are not there", errProtocol, keepSwept)
+			return fmt.Errorf("%w: more than %d supervisors that are not there", wire.ErrProtocol, keepSwept)
 		}
 		s.duties = m.Watch.Duties
 		if s.swept {
@@ -424,7 +425,7 @@ func (g *warden) handle(m *message, _ []byte, files []int) error {
 		g.questions = append(g.questions, question{s, files[0]})
 	default:
 		closeAll(files)
-		return fmt.Errorf("%w: a message that is not for the guard", errProtocol)
+		return fmt.Errorf("%w: a message that is not for the guard", wire.ErrProtocol)
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -40,7 +41,7 @@ func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
 
 // heldRun runs a CLI until it has written something to its stdout, which is held by
 // everything that it starts.
-func heldRun(t *testing.T, p *Pool, s Settings, env []string, path string, args ...string) (h *Helper, held *os.File) {
+func heldRun(t *testing.T, p *Pool, s wire.Settings, env []string, path string, args ...string) (h *Helper, held *os.File) {
 	t.Helper()
 	h, err := p.Get(t.Context(), false)
 	if err != nil {
@@ -165,7 +166,7 @@ func TestSupervisorIsSuspended(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := h.Stop(StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+	if err := h.Stop(wire.StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
 		t.Fatal(err)
 	}
 	h.Interrupt(time.Now().Add(patience))
@@ -283,7 +284,7 @@ func TestGuardIsKilled(t *testing.T) {
 		t.Errorf("the dead guard's word: %v", err)
 	}
 	// The running one still stops its tree, and proves it.
-	if err := h.Stop(StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+	if err := h.Stop(wire.StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
 		t.Fatal(err)
 	}
 	h.Interrupt(time.Now().Add(patience))
@@ -313,7 +314,7 @@ func TestSupervisorOfALostGuardIsNotReused(t *testing.T) {
 	guard := h.guard
 	guard.Kill()
 	guard.awaitEnd(time.Now().Add(patience))
-	if err := h.Stop(StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+	if err := h.Stop(wire.StopRequest{ID: "test", Cause: outcome.CauseCanceled, Kill: true}); err != nil {
 		t.Fatal(err)
 	}
 	h.Interrupt(time.Now().Add(patience))
@@ -418,7 +419,7 @@ func TestHelperIsTraced(t *testing.T) {
 			t.Parallel()
 			var p Pool
 			defer p.Close()
-			env := append(os.Environ(), roleVar+"=traces", Mark(settings().ID))
+			env := append(os.Environ(), roleVar+"=traces", wire.Mark(settings().ID))
 			s := settings()
 			s.NoCgroup = true // that would end it without anybody's help
 			h, held := heldRun(t, &p, s, env, os.Args[0], traced)
@@ -432,7 +433,7 @@ func TestHelperIsTraced(t *testing.T) {
 			case err == nil:
 				t.Error("a guard that is traced has answered")
 			default:
-				h.Sweep(Mark(settings().ID), 0, time.Now().Add(-patience), time.Now().Add(2*time.Second))
+				h.Sweep(wire.Mark(settings().ID), 0, time.Now().Add(-patience), time.Now().Add(2*time.Second))
 			}
 			atEOF(t, held)
 			p.Discard(h)
@@ -609,14 +610,14 @@ func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	defer unix.Close(null)
 	tree := newStubTree(t, polite)
 	tree.gone = func() bool { return false }
-	done := func(*TempDir) error { t.Error("the duties are carried out"); return nil }
+	done := func(*wire.TempDir) error { t.Error("the duties are carried out"); return nil }
 	g := &warden{tree: tree, null: null, root: null, supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: done}
-	if err := g.handle(&message{Spawn: &spawnMessage{"1"}}, nil, []int{pair[1], nullDescriptor(), nullDescriptor()}); err != nil {
+	if err := g.handle(&wire.Message{Spawn: &wire.Spawn{ID: "1"}}, nil, []int{pair[1], nullDescriptor(), nullDescriptor()}); err != nil {
 		t.Fatal(err)
 	}
 	g.spawnNext()
-	watch := Watch{ID: "1", Duties: &Duties{TempDir: &TempDir{Path: []byte("/tmp/curfew-1"), Ino: 1}}}
-	if err := g.handle(&message{Watch: &watch}, nil, nil); err != nil {
+	watch := wire.Watch{ID: "1", Duties: &wire.Duties{TempDir: &wire.TempDir{Path: []byte("/tmp/curfew-1"), Ino: 1}}}
+	if err := g.handle(&wire.Message{Watch: &watch}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	g.news(tree.Collect(false))
@@ -626,11 +627,11 @@ func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	}
 	// Without an identity nothing is ever to be removed.
 	watch.Duties.TempDir.Ino = 0
-	if err := g.handle(&message{Watch: &watch}, nil, nil); !errors.Is(err, errProtocol) {
+	if err := g.handle(&wire.Message{Watch: &watch}, nil, nil); !errors.Is(err, wire.ErrProtocol) {
 		t.Errorf("a directory that is known by its name alone: %v", err)
 	}
 	// The id is not given twice.
-	if err := g.handle(&message{Spawn: &spawnMessage{"1"}}, nil, []int{pair[0]}); !errors.Is(err, errProtocol) {
+	if err := g.handle(&wire.Message{Spawn: &wire.Spawn{ID: "1"}}, nil, []int{pair[0]}); !errors.Is(err, wire.ErrProtocol) {
 		t.Errorf("an id that is used again: %v", err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/wire"
 	"curfew/proctree"
 )
 
@@ -28,7 +29,7 @@ import (
 // Signal, Interrupt and Kill.
 type Helper struct {
 	conn *os.File
-	in   inbox
+	in   wire.Inbox
 	buf  []byte
 
 	send sync.Mutex
@@ -68,28 +69,21 @@ const handshakeLimit = 10 * time.Second
 // errRefused wraps why no helper can be started.
 var errRefused = errors.New("supervisor: cannot start a helper")
 
-// frozenVar has the directory in which a supervisor notes whom it suspends, where scans
-// hold the trees: any later one of this user ends what was left suspended.
-const frozenVar = "CURFEW_HELPER_FROZEN"
-
-// idVar has the id of a supervisor, which is in the name of its cgroup.
-const idVar = "CURFEW_HELPER_ID"
-
 // environment is what a helper gets of ours: what the loader and the Go runtime look
 // at, and HOME and PATH, which init functions of the program can need. The collector
 // of a helper is off, below a limit that no helper should reach; it runs between two
 // invocations. (Package runtime/debug would be initialised too late: see takeover.go.)
 // A CLI gets nothing of this: its environment comes with its request.
 func environment() []string {
-	env := append(fault.Environment(), helperVar+"=1", "GOMEMLIMIT=64MiB")
+	env := append(fault.Environment(), wire.HelperVar+"=1", "GOMEMLIMIT=64MiB")
 	if !tracking() {
 		env = append(env, "GOGC=off")
 	} else {
 		// Helpers of a caller that has died are no suspects of each other's.
-		env = append(env, TrackerVariable+"=1", Mark("helper"), frozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
+		env = append(env, TrackerVariable+"=1", wire.Mark("helper"), wire.FrozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
 	}
 	if !callerReady.Load() {
-		env = append(env, roomVar+"="+strconv.Itoa(callerThreads))
+		env = append(env, wire.RoomVar+"="+strconv.Itoa(callerThreads))
 	}
 	for _, kv := range os.Environ() {
 		for _, prefix := range []string{"LD_", "HOME=", "PATH=", "GODEBUG=", "GORACE=", "GOTRACEBACK=", "GOCOVERDIR="} {
@@ -103,7 +97,7 @@ func environment() []string {
 
 // self is the executable to start a helper from, checked once.
 var self = sync.OnceValues(func() (string, error) {
-	if os.Getenv(helperVar) != "" {
+	if os.Getenv(wire.HelperVar) != "" {
 		return "", fmt.Errorf("%w: this process was itself started as a helper and was not taken over; its package initialisation must not end or replace the process", errRefused)
 	}
 	return ownExecutable()
@@ -116,7 +110,9 @@ func notOurs(why string) error {
 
 // spawn starts a supervisor without a guard, as our child. The calling goroutine
 // must be locked to its thread: the supervisor inherits from it.
-func spawn(exe string, journal []string) (*Helper, error) { return start(helperName, exe, journal) }
+func spawn(exe string, journal []string) (*Helper, error) {
+	return start(wire.SupervisorName, exe, journal)
+}
 
 // start starts a helper of the given name as our child. The variables tell it
 // where the journal is.
@@ -144,8 +140,8 @@ func start(name, exe string, journal []string) (*Helper, error) {
 	defer drop()
 	h.cgroup, h.noFile = ownCgroup(), noFileLimit()
 	env := append(environment(), journal...)
-	if name == helperName {
-		env = append(env, idVar+"="+h.id) // a guard's supervisors have ids of their own
+	if name == wire.SupervisorName {
+		env = append(env, wire.IDVar+"="+h.id) // a guard's supervisors have ids of their own
 	}
 	if errno := fault.At(fault.ForkExec); errno != 0 {
 		err = errno
@@ -178,7 +174,7 @@ func socketpair() ([2]int, error) {
 
 func newHelper(exe string, socket int) *Helper {
 	_ = unix.SetNonblock(socket, true) // it is a socket: this cannot fail
-	return &Helper{id: newID(), exe: exe, pidfd: -1, ready: true, tells: tellSenders(socket), conn: os.NewFile(uintptr(socket), "curfew control socket")}
+	return &Helper{id: wire.NewID(), exe: exe, pidfd: -1, ready: true, tells: tellSenders(socket), conn: os.NewFile(uintptr(socket), "curfew control socket")}
 }
 
 // nullDescriptor opens something that gives and takes nothing.
@@ -212,7 +208,7 @@ func (h *Helper) greet(ctx context.Context) error {
 			h.dropPidfd() // whose it is, is not known
 		}
 	}()
-	var m *message
+	var m *wire.Message
 	from, spawned := 0, 0
 	hear := func(look time.Time) error {
 		h.Interrupt(look)
@@ -252,7 +248,7 @@ func (h *Helper) greet(ctx context.Context) error {
 		return fmt.Errorf("%w: %s ended before it was taken over%s%s (%w); a limit (ulimit -u, pids.max, memory), a signal, or an init function of the program has ended it; against the last, set Options.Supervisor to an installed curfew", errRefused, h.exe, h.howEnded(), h.words.quoted(), err)
 	case m.Failed != nil:
 		return fmt.Errorf("%w: %w", errRefused, m.Failed)
-	case m.Hello == nil || m.Hello.Version != protocolVersion:
+	case m.Hello == nil || m.Hello.Version != wire.Version:
 		return fmt.Errorf("%w: %s speaks another version of the protocol; it must be of the same version as this library", errRefused, h.exe)
 	}
 	if byGuard {
@@ -262,7 +258,7 @@ func (h *Helper) greet(ctx context.Context) error {
 		}
 		h.sender = from
 	}
-	h.pid, h.state, h.known, h.greeted = m.Hello.PID, m.Hello.State, m.Hello.StateKnown, true
+	h.pid, h.state, h.known, h.greeted = m.Hello.PID, State(m.Hello.State), m.Hello.StateKnown, true
 	prepareCaller()
 	return nil
 }
@@ -370,9 +366,9 @@ func (w *startWords) quoted() string {
 }
 
 // read returns the next message.
-func (h *Helper) read() (*message, []byte, error) {
+func (h *Helper) read() (*wire.Message, []byte, error) {
 	for {
-		m, raw, files, err := h.in.next()
+		m, raw, files, err := h.in.Next()
 		if m != nil && m.Hello != nil && len(files) == 1 && h.pidfd < 0 {
 			h.pidfd, files = files[0], nil
 		}
@@ -392,7 +388,7 @@ func (h *Helper) read() (*message, []byte, error) {
 			}
 			return nil, nil, err
 		}
-		if err := h.in.add(h.buf[:n], files); err != nil {
+		if err := h.in.Add(h.buf[:n], files); err != nil {
 			h.dropFiles()
 			return nil, nil, err
 		}
@@ -410,8 +406,8 @@ func (h *Helper) dropPidfd() {
 
 // dropFiles closes descriptors that came with no message they belong to.
 func (h *Helper) dropFiles() {
-	closeAll(h.in.files)
-	h.in.files = nil
+	closeAll(h.in.Files)
+	h.in.Files = nil
 }
 
 // receive reads into h.buf, waiting as a Read of the connection does.
@@ -434,7 +430,7 @@ func (h *Helper) receive() (n int, files []int, err error) {
 		failed = io.EOF
 	case err == nil && failed == nil:
 		// A message begins and ends with one process, which can have no other finish it.
-		if h.sender != 0 && from != h.sender || len(h.in.buf) > 0 && from != h.from {
+		if h.sender != 0 && from != h.sender || len(h.in.Buf) > 0 && from != h.from {
 			failed = errOther
 		}
 		h.from = from
@@ -443,7 +439,7 @@ func (h *Helper) receive() (n int, files []int, err error) {
 }
 
 // errOther means that another process than the helper writes to its socket.
-var errOther = fmt.Errorf("%w: a message from another process", errProtocol)
+var errOther = fmt.Errorf("%w: a message from another process", wire.ErrProtocol)
 
 // runLimit bounds how long a helper may take to accept a request. It is idle, so
 // that one which takes longer hangs.
@@ -453,19 +449,19 @@ const runLimit = 5 * time.Second
 // done, or a limit has passed. On an error the helper must be killed; nothing
 // was executed then, and nothing will be.
 func (h *Helper) Run(ctx context.Context, q *Request) error {
-	raw := appendString(nil, q.Path)
+	raw := wire.AppendString(nil, q.Path)
 	for _, list := range [2][]string{q.Args, q.Env} {
-		if len(list) > maxStrings {
-			return ErrTooLarge
+		if len(list) > wire.MaxStrings {
+			return wire.ErrTooLarge
 		}
 		for _, s := range list {
-			raw = appendString(raw, s)
-			if len(raw) > maxRaw {
-				return ErrTooLarge
+			raw = wire.AppendString(raw, s)
+			if len(raw) > wire.MaxRaw {
+				return wire.ErrTooLarge
 			}
 		}
 	}
-	frame, err := encode(&message{Run: &runMessage{Settings: q.Settings, Args: len(q.Args), Env: len(q.Env)}}, raw)
+	frame, err := wire.Encode(&wire.Message{Run: &wire.Run{Settings: q.Settings, Args: len(q.Args), Env: len(q.Env)}}, raw)
 	if err != nil {
 		return err
 	}
@@ -496,13 +492,13 @@ func (h *Helper) Next() (Event, error) {
 		word = 2
 	case m.Exited != nil:
 		word = 4
-	case m.Done != nil && m.Done.check() == nil:
+	case m.Done != nil && m.Done.Check() == nil:
 		word = 8
 	case m.Failed != nil:
 		return Event{}, m.Failed
 	}
 	if word == 0 || h.said&(word|8) != 0 {
-		return Event{}, fmt.Errorf("%w: a message out of order", errProtocol)
+		return Event{}, fmt.Errorf("%w: a message out of order", wire.ErrProtocol)
 	}
 	h.said |= word
 	return Event{Started: m.Started, StartFailed: m.StartFailed, Stopping: m.Stopping, Exited: m.Exited, Done: m.Done}, nil
@@ -535,34 +531,34 @@ func (h *Helper) Suspended() bool {
 func (h *Helper) Interrupt(at time.Time) { _ = h.conn.SetReadDeadline(at) }
 
 // Stop asks for the stop ladder. It does not wait.
-func (h *Helper) Stop(q StopRequest) error { return h.tell(&message{Stop: &q}) }
+func (h *Helper) Stop(q wire.StopRequest) error { return h.tell(&wire.Message{Stop: &q}) }
 
 // Signal sends a signal to the leader of the invocation id.
 func (h *Helper) Signal(id string, sig syscall.Signal) error {
-	return h.tell(&message{Signal: &signalMessage{id, int(sig)}})
+	return h.tell(&wire.Message{Signal: &wire.Signal{ID: id, Signal: int(sig)}})
 }
 
 // Drain has the helper, which has left processes alive, read on from pipes that they may
 // write to, until nobody has these open any more. The helper ends then; nobody waits for
 // it.
 func (h *Helper) Drain(pipes []int) error {
-	err := h.tellWith(&message{Drain: &drainMessage{len(pipes)}}, pipes)
+	err := h.tellWith(&wire.Message{Drain: &wire.Drain{Pipes: len(pipes)}}, pipes)
 	h.drains = err == nil
 	return err
 }
 
-func (h *Helper) tell(m *message) error { return h.tellWith(m, nil) }
+func (h *Helper) tell(m *wire.Message) error { return h.tellWith(m, nil) }
 
-func (h *Helper) tellWith(m *message, files []int) error {
-	frame, err := encode(m, nil)
+func (h *Helper) tellWith(m *wire.Message, files []int) error {
+	frame, err := wire.Encode(m, nil)
 	if err != nil {
 		return err
 	}
 	// Before the lock: a request that is still being sent has no longer either.
-	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
+	_ = h.conn.SetWriteDeadline(time.Now().Add(wire.SendLimit))
 	h.send.Lock()
 	defer h.send.Unlock()
-	_ = h.conn.SetWriteDeadline(time.Now().Add(sendLimit))
+	_ = h.conn.SetWriteDeadline(time.Now().Add(wire.SendLimit))
 	return h.write(frame, files)
 }
 
@@ -592,10 +588,10 @@ func writeSome(raw syscall.RawConn, frame []byte, fds []int) (_ []byte, _ []int,
 	err = raw.Write(func(fd uintptr) bool {
 		for len(frame) > 0 {
 			part, some := frame, fds
-			if len(some) > maxPerSend {
+			if len(some) > wire.MaxPerSend {
 				// Each part of the descriptors needs a byte to travel with; a
 				// frame with that many has enough.
-				part, some = frame[:1], fds[:maxPerSend]
+				part, some = frame[:1], fds[:wire.MaxPerSend]
 			}
 			var oob []byte
 			if len(some) > 0 {

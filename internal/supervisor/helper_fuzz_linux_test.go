@@ -15,13 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
 // The caller's side is fed here with what a hostile or broken helper could say:
 // Options.Supervisor can name any executable.
 
-var oddReports = []*Done{
+var oddReports = []*wire.Done{
 	{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}},
 	{},
 	{Cleanup: outcome.Cleanup{Result: "no such", Proof: outcome.ProofNoChildren}},
@@ -63,8 +64,8 @@ func speak(s *script) (all []speech) {
 		all = append(all, speech{b, files})
 		files = 0
 	}
-	word := func(m *message) {
-		if b, err := encode(m, s.take(int(s.byte()%8))); err == nil {
+	word := func(m *wire.Message) {
+		if b, err := wire.Encode(m, s.take(int(s.byte()%8))); err == nil {
 			say(b)
 		}
 	}
@@ -73,30 +74,30 @@ func speak(s *script) (all []speech) {
 		case sayRaw:
 			say(s.take(int(s.byte())))
 		case sayHello:
-			h := &helloMessage{Version: pick(s, []int{protocolVersion, 0, 1, -1, math.MaxInt64}), PID: pick(s, []int{4711, 0, -1, 1, math.MaxInt64})}
+			h := &wire.Hello{Version: pick(s, []int{wire.Version, 0, 1, -1, math.MaxInt64}), PID: pick(s, []int{4711, 0, -1, 1, math.MaxInt64})}
 			flags := s.byte()
 			h.StateKnown, h.Pidfd = flags&1 != 0, flags&2 != 0
 			files += int(flags>>2) % 8
-			word(&message{Hello: h})
+			word(&wire.Message{Hello: h})
 		case sayStarted:
-			word(&message{Started: &Started{PID: pick(s, []int{4711, 0, -1, math.MaxInt64}), At: time.Unix(int64(s.byte())<<32, 0).UTC()}})
+			word(&wire.Message{Started: &wire.Started{PID: pick(s, []int{4711, 0, -1, math.MaxInt64}), At: time.Unix(int64(s.byte())<<32, 0).UTC()}})
 		case sayStartFailed:
-			word(&message{StartFailed: &StartFailed{Op: pick(s, oddIDs), Errno: pick(s, oddSignals), Killed: s.byte()&1 != 0}})
+			word(&wire.Message{StartFailed: &wire.StartFailed{Op: pick(s, oddIDs), Errno: pick(s, oddSignals), Killed: s.byte()&1 != 0}})
 		case sayStopping:
-			word(&message{Stopping: &Stopping{Cause: pick(s, oddCauses), CloseStdin: s.byte()&1 != 0}})
+			word(&wire.Message{Stopping: &wire.Stopping{Cause: pick(s, oddCauses), CloseStdin: s.byte()&1 != 0}})
 		case sayExited:
-			word(&message{Exited: &outcome.Exit{Code: pick(s, oddCounts), Signal: pick(s, oddSignals)}})
+			word(&wire.Message{Exited: &outcome.Exit{Code: pick(s, oddCounts), Signal: pick(s, oddSignals)}})
 		case sayDone:
-			word(&message{Done: pick(s, oddReports)})
+			word(&wire.Message{Done: pick(s, oddReports)})
 		case sayReady:
-			word(&message{Ready: &struct{}{}})
+			word(&wire.Message{Ready: &struct{}{}})
 		case sayFailed:
-			word(&message{Failed: &failedMessage{Text: pick(s, oddIDs), Errno: pick(s, oddCounts)}})
+			word(&wire.Message{Failed: &wire.Failed{Text: pick(s, oddIDs), Errno: pick(s, oddCounts)}})
 		case saySwept:
-			word(&message{Swept: &Swept{Ended: []outcome.Ended{{LastSignal: pick(s, oddSignals)}}, EndedMore: pick(s, oddCounts)}})
+			word(&wire.Message{Swept: &wire.Swept{Ended: []outcome.Ended{{LastSignal: pick(s, oddSignals)}}, EndedMore: pick(s, oddCounts)}})
 		case sayForeign:
-			word(pick(s, []*message{{Run: &runMessage{}}, {Stop: &StopRequest{}}, {Spawn: &spawnMessage{"5"}}, {Lost: &lostMessage{}}, {Signal: &signalMessage{}},
-				{Run: &runMessage{Settings: Settings{Numbers: make([]int, 400)}}}}))
+			word(pick(s, []*wire.Message{{Run: &wire.Run{}}, {Stop: &wire.StopRequest{}}, {Spawn: &wire.Spawn{ID: "5"}}, {Lost: &wire.Lost{}}, {Signal: &wire.Signal{}},
+				{Run: &wire.Run{Settings: wire.Settings{Numbers: make([]int, 400)}}}}))
 		case sayJSON:
 			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"Code":1e3}}`, `{"hello":{"version":2,"state":["a","b"]}}`,
 				`{"hello":{"version":2,"state":{}}}`, `{"done":{"cleanup":{"Ended":[{"PID":"x"}]}}}`, `{"done":null}`, `{"swept":{"ended":{}}}`}, oddJSON...))
@@ -119,8 +120,8 @@ func utter(fd, w int, all []speech) {
 		b, files := piece.b, slices.Repeat([]int{w}, piece.files)
 		for len(b) > 0 {
 			part, some := b, files
-			if len(some) > maxPerSend {
-				part, some = b[:1], files[:maxPerSend]
+			if len(some) > wire.MaxPerSend {
+				part, some = b[:1], files[:wire.MaxPerSend]
 			}
 			var oob []byte
 			if len(some) > 0 {
@@ -271,8 +272,8 @@ func listenToHelper(t *testing.T, h *Helper) {
 				t.Error("an event after the report")
 			}
 			return
-		case len(h.in.buf) > frameHeader+maxJSON+maxRaw+len(h.buf):
-			t.Errorf("%d bytes are kept", len(h.in.buf))
+		case len(h.in.Buf) > wire.FrameHeader+wire.MaxJSON+wire.MaxRaw+len(h.buf):
+			t.Errorf("%d bytes are kept", len(h.in.Buf))
 		}
 		if err != nil {
 			return

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -59,13 +60,13 @@ func needsRoot(t *testing.T) {
 	}
 }
 
-func settings() Settings {
-	return Settings{Duties: Duties{ID: "test"}, Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
+func settings() wire.Settings {
+	return wire.Settings{Duties: wire.Duties{ID: "test"}, Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
 }
 
 // runCLI runs argv on a helper of the pool and returns what it wrote, the
 // report and the helper's pid.
-func runCLI(p *Pool, s Settings, argv ...string) (string, *Done, int, error) {
+func runCLI(p *Pool, s wire.Settings, argv ...string) (string, *wire.Done, int, error) {
 	h, err := p.Get(context.Background(), false)
 	if err != nil {
 		return "", nil, 0, err
@@ -78,7 +79,7 @@ func runCLI(p *Pool, s Settings, argv ...string) (string, *Done, int, error) {
 	return out, done, pid, err
 }
 
-func runOn(h *Helper, s Settings, argv ...string) (string, *Done, error) {
+func runOn(h *Helper, s wire.Settings, argv ...string) (string, *wire.Done, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return "", nil, err
@@ -319,14 +320,14 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 	return conn, h.pid
 }
 
-func hear(t *testing.T, c *net.UnixConn) *message {
+func hear(t *testing.T, c *net.UnixConn) *wire.Message {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
-	var head [frameHeader]byte
+	var head [wire.FrameHeader]byte
 	if _, err := io.ReadFull(c, head[:]); err != nil {
 		t.Fatal(err)
 	}
-	j, r, err := frameSize(head[:])
+	j, r, err := wire.FrameSize(head[:])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +335,7 @@ func hear(t *testing.T, c *net.UnixConn) *message {
 	if _, err := io.ReadFull(c, b); err != nil {
 		t.Fatal(err)
 	}
-	m, err := decode(b[:j])
+	m, err := wire.Decode(b[:j])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,10 +348,10 @@ func TestHelperRefusesNonsense(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":                 bytes.Repeat([]byte("\xff"), 1000),
 		"no JSON":               append([]byte{0, 0, 0, 5, 0, 0, 0, 0}, "hello"...),
-		"a word of its own":     frame(t, &message{Ready: &struct{}{}}, nil),
-		"run without anything":  frame(t, &message{Run: &runMessage{}}, nil),
-		"run without directory": frame(t, &message{Run: &runMessage{Settings: Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
-		"no such signal":        frame(t, &message{Signal: &signalMessage{"test", 99}}, nil),
+		"a word of its own":     frame(t, &wire.Message{Ready: &struct{}{}}, nil),
+		"run without anything":  frame(t, &wire.Message{Run: &wire.Run{}}, nil),
+		"run without directory": frame(t, &wire.Message{Run: &wire.Run{Settings: wire.Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
+		"no such signal":        frame(t, &wire.Message{Signal: &wire.Signal{ID: "test", Signal: 99}}, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -385,7 +386,7 @@ func TestNonsenseEndsTheInvocation(t *testing.T) {
 	s := settings()
 	s.Grace = 0
 	sh, _ := exec.LookPath("sh")
-	say := frame(t, &message{Run: &runMessage{Settings: s, Args: 3}},
+	say := frame(t, &wire.Message{Run: &wire.Run{Settings: s, Args: 3}},
 		runRaw(sh, []string{"sh", "-c", "trap '' TERM; setsid sleep " + tooLong + " & sleep " + tooLong}, nil))
 	if _, _, err := c.WriteMsgUnix(say, unix.UnixRights(int(dir.Fd()), int(w.Fd())), nil); err != nil {
 		t.Fatal(err)
@@ -465,7 +466,7 @@ func TestSetuidCopyIsNoHelper(t *testing.T) {
 		ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 		defer ours.Close()
 		cmd := exec.Command(file)
-		cmd.Args = []string{helperName}
+		cmd.Args = []string{wire.SupervisorName}
 		cmd.ExtraFiles = []*os.File{theirs, theirs}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		var stderr strings.Builder
@@ -621,7 +622,7 @@ func TestLateStopIsNotForTheNext(t *testing.T) {
 	second := settings()
 	second.ID = "second"
 	stop := time.AfterFunc(50*time.Millisecond, func() {
-		_ = h.Stop(StopRequest{ID: "first", Cause: outcome.CauseCanceled, Kill: true})
+		_ = h.Stop(wire.StopRequest{ID: "first", Cause: outcome.CauseCanceled, Kill: true})
 	})
 	defer stop.Stop()
 	out, done, err := runOn(h, second, "sh", "-c", "sleep 0.3; echo whole")
@@ -732,7 +733,7 @@ func TestTracedLeaderUsesNoCPUTime(t *testing.T) {
 	if cpu := used() - before; cpu > watched/10 {
 		t.Errorf("the supervisor has used %v of %v", cpu, watched)
 	}
-	if err := h.Stop(StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
+	if err := h.Stop(wire.StopRequest{ID: settings().ID, Cause: outcome.CauseCanceled, Kill: true}); err != nil {
 		t.Error(err)
 	}
 	atEOF(t, held)
@@ -838,4 +839,21 @@ func isScheduledRole([]string) error {
 		return fmt.Errorf("the supervisor has %+v, this process %+v", slice, own)
 	}
 	return nil
+}
+
+func frame(t testing.TB, m *wire.Message, raw []byte) []byte {
+	t.Helper()
+	b, err := wire.Encode(m, raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func runRaw(path string, args, env []string) []byte {
+	raw := wire.AppendString(nil, path)
+	for _, s := range append(append([]string(nil), args...), env...) {
+		raw = wire.AppendString(raw, s)
+	}
+	return raw
 }

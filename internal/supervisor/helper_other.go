@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -27,7 +28,7 @@ type Helper struct{}
 func (h *Helper) Run(context.Context, *Request) error        { return errSystem }
 func (h *Helper) Next() (Event, error)                       { return Event{}, errSystem }
 func (h *Helper) Interrupt(time.Time)                        {}
-func (h *Helper) Stop(StopRequest) error                     { return errSystem }
+func (h *Helper) Stop(wire.StopRequest) error                { return errSystem }
 func (h *Helper) Drain([]int) error                          { return errSystem }
 func (h *Helper) Signal(id string, sig syscall.Signal) error { return errSystem }
 func (h *Helper) Kill()                                      {}
@@ -36,7 +37,7 @@ func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outco
 	return nil, nil
 }
 
-func (h *Helper) Watch(*Duties)       {}
+func (h *Helper) Watch(*wire.Duties)  {}
 func (h *Helper) PID() int            { return 0 }
 func (h *Helper) Cgroup() string      { return "" }
 func (h *Helper) Group() string       { return "" }
@@ -46,7 +47,7 @@ func (h *Helper) Suspended() bool { return false }
 
 func (h *Helper) Pending() bool { return false }
 
-func (h *Helper) Swept(until time.Time) (*Swept, error) { return nil, errSystem }
+func (h *Helper) Swept(until time.Time) (*wire.Swept, error) { return nil, errSystem }
 
 // Sweep ends what carries the mark of an invocation that is lost.
 func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {

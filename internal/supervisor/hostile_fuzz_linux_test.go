@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/wire"
 )
 
 // streamsVariable has how many hostile streams there are.
@@ -106,7 +108,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 		}
 		s := settings()
 		s.Grace = time.Millisecond
-		say, err := encode(&message{Run: &runMessage{Settings: s, Args: 3}},
+		say, err := wire.Encode(&wire.Message{Run: &wire.Run{Settings: s, Args: 3}},
 			runRaw(sh, []string{"sh", "-c", "trap '' TERM; setsid sleep " + tooLong + " & echo x; sleep " + tooLong}, nil))
 		if err != nil {
 			return err

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"curfew/internal/wire"
 )
 
 // Pool has the helpers of a caller: the guards, and the idle supervisors that
@@ -53,7 +55,7 @@ func (p *Pool) journal() []string {
 	if p.StateDir == "" {
 		return nil
 	}
-	return []string{stateVar + "=" + p.StateDir, peerVar + "=" + p.Peer}
+	return []string{wire.StateVar + "=" + p.StateDir, wire.PeerVar + "=" + p.Peer}
 }
 
 // reapLimit bounds the wait for a helper that was told to end. It has nothing

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -26,7 +27,7 @@ type server struct {
 	tree      tree
 	control   int // descriptors: the socket to the caller, and what tells of its end
 	caller    int
-	in        inbox
+	in        wire.Inbox
 	null      int       // /dev/null, or an empty pipe
 	nullFlags FileFlags // of null: each leader can change them
 	noFile    int       // our limit of open files when we began: see place
@@ -43,8 +44,8 @@ type server struct {
 	errands    errands
 
 	// What can hang, and does not happen here: nil where it is not done at all.
-	remove   func(*TempDir) error
-	writeEnd func(id string, report *Done) error
+	remove   func(*wire.TempDir) error
+	writeEnd func(id string, report *wire.Done) error
 
 	buf [32 << 10]byte
 	oob [1024]byte // room for the 253 descriptors that one message can carry
@@ -85,7 +86,7 @@ type tree interface {
 
 // run is one invocation.
 type run struct {
-	settings Settings
+	settings wire.Settings
 	spec     proctree.Spec
 	placed   []int     // which of the leader's descriptors are at their numbers
 	deadline time.Time // zero: none
@@ -94,7 +95,7 @@ type run struct {
 	startDone bool
 	// leaderHeard: the leader's descriptor was readable, and is not polled again.
 	leaderHeard bool
-	report      Done
+	report      wire.Done
 	stopping    bool // the ladder was begun by a stop, not for leftovers
 	lingerEnd   time.Time
 	lookAgain   time.Time // when to see whether the leftovers still have output to write
@@ -115,7 +116,7 @@ type run struct {
 // serve returns the exit code, which is not 0 if the caller was told of survivors and
 // it is not known what has become of them.
 func serve() (code int) {
-	s := &server{control: controlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: (*TempDir).removal}
+	s := &server{control: wire.ControlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: removeTempDir}
 	err := settle()
 	eachInherited(unix.CloseOnExec)
 	dir, release := "", func() {}
@@ -123,18 +124,18 @@ func serve() (code int) {
 		dir, release, err = holdState()
 	}
 	if err != nil {
-		s.send(failed(err))
+		s.send(wire.Refusal(err))
 		return exitRefused
 	}
-	s.writeEnd = func(id string, report *Done) error { return writeEnd(dir, "supervisor", id, report) }
+	s.writeEnd = func(id string, report *wire.Done) error { return writeEnd(dir, "supervisor", id, report) }
 	if s.tree, err = openTree(); err != nil {
-		s.send(failed(err))
+		s.send(wire.Refusal(err))
 		return exitRefused
 	}
 	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		// A root directory without /dev.
 		if s.null, err = emptyPipe(); err != nil {
-			s.send(failed(err))
+			s.send(wire.Refusal(err))
 			return exitRefused
 		}
 	}
@@ -184,13 +185,13 @@ const exitUnknown = 1
 // the caller can end it without a doubt who it is.
 func hello(state State, known bool) error {
 	giveUpStderr() // the caller hears no more of it
-	m := &message{Hello: &helloMessage{Version: protocolVersion, PID: unix.Getpid(), State: state, StateKnown: known}}
+	m := &wire.Message{Hello: &wire.Hello{Version: wire.Version, PID: unix.Getpid(), State: state, StateKnown: known}}
 	var files []int
 	if fd, err := ownPidfd(); err == nil {
 		defer unix.Close(fd)
 		m.Hello.Pidfd, files = true, []int{fd}
 	}
-	return sendOn(controlFD, m, files)
+	return sendOn(wire.ControlFD, m, files)
 }
 
 // step waits for the next thing to happen and handles it. False ends the
@@ -232,7 +233,7 @@ func (s *server) step() bool {
 		if fds[3].Revents != 0 && !s.listen() || gone {
 			s.callerGone = true
 			if s.run != nil {
-				s.stop(&StopRequest{Cause: outcome.CauseHostLost})
+				s.stop(&wire.StopRequest{Cause: outcome.CauseHostLost})
 			}
 		}
 	}
@@ -313,9 +314,9 @@ func (s *server) wake() time.Time {
 // listen hears the caller. False if it is gone, or said something that cannot be
 // served: that ends in a stop too.
 func (s *server) listen() bool {
-	return listenTo(s.control, &s.in, s.buf[:], s.oob[:], s.handle, func(m *message) error {
+	return listenTo(s.control, &s.in, s.buf[:], s.oob[:], s.handle, func(m *wire.Message) error {
 		if m.Run == nil || s.run != nil {
-			return errFilesCut
+			return wire.ErrFilesCut
 		}
 		s.refuse(unix.EMFILE)
 		return nil
@@ -325,7 +326,7 @@ func (s *server) listen() bool {
 // listenTo reads what the caller says and has each message handled; one whose
 // descriptors did not all come through goes to cut. False if the caller is gone,
 // or said something that cannot be served, which it is told.
-func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []byte, []int) error, cut func(*message) error) bool {
+func listenTo(control int, in *wire.Inbox, buf, oob []byte, handle func(*wire.Message, []byte, []int) error, cut func(*wire.Message) error) bool {
 	n, files, lost, err := receive(control, buf, oob)
 	switch {
 	case err == unix.EAGAIN:
@@ -334,15 +335,15 @@ func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []b
 		closeAll(files)
 		return false
 	}
-	in.cut = in.cut || lost
-	err = in.add(buf[:n], files)
+	in.Cut = in.Cut || lost
+	err = in.Add(buf[:n], files)
 	for err == nil {
-		var m *message
+		var m *wire.Message
 		var raw []byte
 		var fds []int
-		m, raw, fds, err = in.next()
+		m, raw, fds, err = in.Next()
 		switch {
-		case err == errFilesCut:
+		case err == wire.ErrFilesCut:
 			closeAll(fds)
 			err = cut(m)
 		case err != nil:
@@ -352,9 +353,9 @@ func listenTo(control int, in *inbox, buf, oob []byte, handle func(*message, []b
 			err = handle(m, raw, fds)
 		}
 	}
-	closeAll(in.files)
-	*in = inbox{}
-	_ = sendOn(control, failed(err), nil) // the last word: it hangs up next
+	closeAll(in.Files)
+	*in = wire.Inbox{}
+	_ = sendOn(control, wire.Refusal(err), nil) // the last word: it hangs up next
 	return false
 }
 
@@ -400,18 +401,18 @@ func closeAll(fds []int) {
 	}
 }
 
-func (s *server) handle(m *message, raw []byte, files []int) error {
+func (s *server) handle(m *wire.Message, raw []byte, files []int) error {
 	switch {
 	case m.Run != nil:
 		if s.run != nil || s.callerGone || s.left {
 			// The one before can have been the last that we serve: then nobody
 			// would stop this one.
 			closeAll(files)
-			return fmt.Errorf("%w: an invocation where none can begin", errProtocol)
+			return fmt.Errorf("%w: an invocation where none can begin", wire.ErrProtocol)
 		}
 		return s.begin(m.Run, raw, files)
 	case m.Stop != nil:
-		if err := m.Stop.check(); err != nil {
+		if err := m.Stop.Check(); err != nil {
 			return err
 		}
 		if s.run != nil && !s.run.gaveUp && s.run.settings.ID == m.Stop.ID {
@@ -420,7 +421,7 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 		return nil
 	case m.Signal != nil:
 		if m.Signal.Signal < 1 || m.Signal.Signal > 64 {
-			return fmt.Errorf("%w: signal %d", errProtocol, m.Signal.Signal)
+			return fmt.Errorf("%w: signal %d", wire.ErrProtocol, m.Signal.Signal)
 		}
 		if s.run != nil && s.run.startDone && !s.run.over && s.run.settings.ID == m.Signal.ID {
 			s.tree.Signal(syscall.Signal(m.Signal.Signal))
@@ -429,25 +430,25 @@ func (s *server) handle(m *message, raw []byte, files []int) error {
 	case m.Drain != nil:
 		if s.run != nil || !s.left || m.Drain.Pipes != len(files) {
 			closeAll(files)
-			return fmt.Errorf("%w: %d pipes where nobody is left that could write to them", errProtocol, m.Drain.Pipes)
+			return fmt.Errorf("%w: %d pipes where nobody is left that could write to them", wire.ErrProtocol, m.Drain.Pipes)
 		}
 		s.drains, s.callerGone = files, true
 		return nil
 	}
 	closeAll(files)
-	return fmt.Errorf("%w: a message that is not for a supervisor", errProtocol)
+	return fmt.Errorf("%w: a message that is not for a supervisor", wire.ErrProtocol)
 }
 
 // refuse reports an invocation that cannot be begun.
 func (s *server) refuse(errno syscall.Errno) {
-	s.send(&message{StartFailed: &StartFailed{Op: outcome.OpExec, Errno: int(errno)}})
-	s.send(&message{Done: &Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}})
+	s.send(&wire.Message{StartFailed: &wire.StartFailed{Op: outcome.OpExec, Errno: int(errno)}})
+	s.send(&wire.Message{Done: &wire.Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}})
 	s.makeReady()
 }
 
 // begin starts an invocation.
-func (s *server) begin(m *runMessage, raw []byte, files []int) error {
-	path, args, env, err := takeRun(m, raw, len(files))
+func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
+	path, args, env, err := wire.TakeRun(m, raw, len(files))
 	if err != nil {
 		closeAll(files)
 		return err
@@ -456,8 +457,8 @@ func (s *server) begin(m *runMessage, raw []byte, files []int) error {
 		Path: path, Argv: args, Env: env, Dir: files[0],
 		Terminal: m.Terminal, IgnoreHangup: m.IgnoreHangup, IgnoreInterrupt: m.IgnoreInterrupt,
 		// What is left alive would keep the group from being removed.
-		NoGroup: m.NoCgroup || m.AfterExit == Leave,
-		Mark:    Mark(m.ID), MarkPrefix: markPrefix,
+		NoGroup: m.NoCgroup || m.AfterExit == wire.AfterExitLeave,
+		Mark:    wire.Mark(m.ID), MarkPrefix: wire.MarkPrefix,
 	}}
 	top := 3
 	for _, n := range m.Numbers {
@@ -579,7 +580,7 @@ func (r *run) closeFiles(null, noFile int) {
 }
 
 // stop begins the ladder, or shortens what is left of it.
-func (s *server) stop(q *StopRequest) {
+func (s *server) stop(q *wire.StopRequest) {
 	r := s.run
 	if r.over {
 		// There is nothing to stop any more; the report is on its way.
@@ -599,10 +600,10 @@ func (s *server) stop(q *StopRequest) {
 	}
 	now := time.Now()
 	_, begun := r.ladder.Begun()
-	if !r.stopping && (!begun || r.settings.AfterExit == Wait) {
+	if !r.stopping && (!begun || r.settings.AfterExit == wire.AfterExitWait) {
 		// After the leader's own exit a stop only hastens the end of the
 		// leftovers, unless the caller chose to wait for the whole tree.
-		if r.report.Exit == nil || r.settings.AfterExit == Wait {
+		if r.report.Exit == nil || r.settings.AfterExit == wire.AfterExitWait {
 			r.report.StopBegan, r.report.StopCause = true, q.Cause
 		}
 	}
@@ -610,7 +611,7 @@ func (s *server) stop(q *StopRequest) {
 	if q.Signal != 0 && !begun {
 		r.ladder.Policy.Signal = q.Signal
 	}
-	if r.report.Exit != nil && r.settings.AfterExit == Leave {
+	if r.report.Exit != nil && r.settings.AfterExit == wire.AfterExitLeave {
 		r.lingerEnd = now // it is being listed what is left, which is not stopped
 		return
 	}
@@ -628,7 +629,7 @@ func (s *server) stop(q *StopRequest) {
 func (s *server) acknowledge(cause outcome.Cause) {
 	if r := s.run; !r.stopping && !r.told {
 		r.stopping = true
-		s.send(&message{Stopping: &Stopping{Cause: cause, CloseStdin: r.settings.Stdin}})
+		s.send(&wire.Message{Stopping: &wire.Stopping{Cause: cause, CloseStdin: r.settings.Stdin}})
 	}
 }
 
@@ -658,8 +659,8 @@ func (s *server) advance() {
 	}
 	now := time.Now()
 	if _, begun := r.ladder.Begun(); !begun && !r.deadline.IsZero() && !now.Before(r.deadline) {
-		if r.report.Exit == nil || r.settings.AfterExit == Wait {
-			s.stop(&StopRequest{Cause: outcome.CauseTimeout})
+		if r.report.Exit == nil || r.settings.AfterExit == wire.AfterExitWait {
+			s.stop(&wire.StopRequest{Cause: outcome.CauseTimeout})
 			if s.run != r || r.over {
 				return
 			}
@@ -693,7 +694,7 @@ func (s *server) collect() {
 // news handles what was seen of the tree.
 func (s *server) news(ev proctree.Event) {
 	r := s.run
-	say := func(m *message) {
+	say := func(m *wire.Message) {
 		if !r.gaveUp { // the report has been the last word
 			s.send(m)
 		}
@@ -708,10 +709,10 @@ func (s *server) news(ev proctree.Event) {
 				errno = syscall.EMFILE // a number that our limit does not allow; execve has no such error
 			}
 			r.report.NotExecuted = true
-			say(&message{StartFailed: &StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
+			say(&wire.Message{StartFailed: &wire.StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
 		} else {
 			r.report.Started = true
-			say(&message{Started: &Started{PID: s.tree.Leader(), At: time.Now()}})
+			say(&wire.Message{Started: &wire.Started{PID: s.tree.Leader(), At: time.Now()}})
 		}
 	}
 	if ev.Exit != nil {
@@ -719,7 +720,7 @@ func (s *server) news(ev proctree.Event) {
 		ev.Exit.AfterStop = begun
 		r.report.Exit = ev.Exit
 		r.ladder.LeaderGone()
-		say(&message{Exited: ev.Exit})
+		say(&wire.Message{Exited: ev.Exit})
 		if !begun && !ev.Empty {
 			s.leftovers()
 		}
@@ -754,10 +755,10 @@ func (s *server) leftovers() {
 	r := s.run
 	now := time.Now()
 	switch r.settings.AfterExit {
-	case Leave:
+	case wire.AfterExitLeave:
 		r.lingerEnd = now.Add(leaveLimit)
 		s.leave(now)
-	case Terminate:
+	case wire.AfterExitTerminate:
 		r.lingerEnd, r.lookWait = now.Add(r.settings.Linger), 2*time.Millisecond
 		s.linger(now)
 	}
@@ -765,7 +766,7 @@ func (s *server) leftovers() {
 
 // lookAgain takes another look at the leftovers.
 func (s *server) lookAgain(now time.Time) {
-	if s.run.settings.AfterExit == Leave {
+	if s.run.settings.AfterExit == wire.AfterExitLeave {
 		s.leave(now)
 	} else {
 		s.linger(now)
@@ -928,7 +929,7 @@ func (s *server) giveUp() {
 	c := &r.report.Cleanup
 	c.Survivors = s.tree.Survivors()
 	if r.settings.TempDir != nil {
-		c.TempDirs = append(c.TempDirs, r.settings.TempDir.kept(errInUse))
+		c.TempDirs = append(c.TempDirs, keptTempDir(r.settings.TempDir, errInUse))
 	}
 	s.tell(outcome.CleanupSurvivors, outcome.ProofNone)
 }
@@ -957,14 +958,14 @@ func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 	}
 	kept := func(why error) {
 		c := &r.report.Cleanup
-		c.TempDirs = append(c.TempDirs, dir.kept(why))
+		c.TempDirs = append(c.TempDirs, keptTempDir(dir, why))
 	}
 	if result != outcome.CleanupEmpty {
 		kept(errInUse)
 		report()
 		return
 	}
-	s.errands.run(RemoveLimit, func() error { return s.remove(dir) }, func(err error) {
+	s.errands.run(wire.RemoveLimit, func() error { return s.remove(dir) }, func(err error) {
 		if err != nil {
 			kept(err)
 		}
@@ -985,7 +986,7 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 	}
 	r.report.Usage = s.tree.Usage()
 	send := func() {
-		s.send(&message{Done: &r.report})
+		s.send(&wire.Message{Done: &r.report})
 		r.told = true
 		s.close()
 	}
@@ -994,7 +995,7 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 		return
 	}
 	written := r.report // what is written is not changed any more
-	s.errands.run(WriteLimit, func() error { return s.writeEnd(r.settings.ID, &written) }, func(err error) {
+	s.errands.run(wire.WriteLimit, func() error { return s.writeEnd(r.settings.ID, &written) }, func(err error) {
 		if err != nil {
 			c.JournalError = err.Error()
 		}
@@ -1051,11 +1052,11 @@ func (s *server) makeReady() {
 		s.callerGone = true
 		return
 	}
-	s.send(&message{Ready: &struct{}{}})
+	s.send(&wire.Message{Ready: &struct{}{}})
 }
 
 // send sends m to the caller. A caller that does not read its messages is none.
-func (s *server) send(m *message) {
+func (s *server) send(m *wire.Message) {
 	if s.callerGone || s.hangUp || sendOn(s.control, m, nil) == nil {
 		return
 	}
@@ -1073,13 +1074,13 @@ func sendmsg(fd int, b, oob []byte) (int, error) {
 }
 
 // sendOn sends a message with descriptors over a socket, within a limit.
-func sendOn(fd int, m *message, files []int) error {
-	frame, err := encode(m, nil)
+func sendOn(fd int, m *wire.Message, files []int) error {
+	frame, err := wire.Encode(m, nil)
 	var oob []byte
 	if len(files) > 0 {
 		oob = unix.UnixRights(files...)
 	}
-	for end := time.Now().Add(sendLimit); err == nil && len(frame) > 0; {
+	for end := time.Now().Add(wire.SendLimit); err == nil && len(frame) > 0; {
 		var n int
 		n, err = sendmsg(fd, frame, oob)
 		switch {

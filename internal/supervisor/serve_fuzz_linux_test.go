@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -101,7 +102,7 @@ func (s *stubTree) Start(spec *proctree.Spec) {
 		s.t.Error("started beside another")
 	case len(spec.Argv) == 0:
 		s.t.Error("started without argv[0]")
-	case len(spec.Files) < 3 || len(spec.Files) > maxFileNumber:
+	case len(spec.Files) < 3 || len(spec.Files) > wire.MaxFileNumber:
 		s.t.Errorf("started with %d descriptor numbers", len(spec.Files))
 	}
 	for i, fd := range append([]int{spec.Dir}, spec.Files...) {
@@ -112,7 +113,7 @@ func (s *stubTree) Start(spec *proctree.Spec) {
 			s.t.Errorf("descriptor %d of a start is %d, which is not open", i, fd)
 		}
 	}
-	if spec.Ward && (len(spec.Files) != 5 || !isSocket(spec.Files[controlFD])) {
+	if spec.Ward && (len(spec.Files) != 5 || !isSocket(spec.Files[wire.ControlFD])) {
 		s.t.Error("a ward is started without a socket")
 	}
 	s.spec, s.starting = spec, true
@@ -265,12 +266,12 @@ var (
 	oddDurations = []time.Duration{0, time.Millisecond, 1, -1, time.Hour, math.MaxInt64, math.MinInt64, math.MaxInt64 / 2}
 	oddSignals   = []int{15, 9, 0, -1, 1, 64, 65, 128 + 15, 1e9, math.MinInt32, math.MaxInt64}
 	oddCounts    = []int{0, 1, 2, 3, -1, 1 << 20, 1<<20 + 1, math.MaxInt64, math.MinInt64, 1 << 31}
-	oddNumbers   = []int{0, 1, 2, 3, 9, 63, -1, maxFileNumber - 1, maxFileNumber, math.MaxInt32, math.MaxInt64, math.MinInt64}
+	oddNumbers   = []int{0, 1, 2, 3, 9, 63, -1, wire.MaxFileNumber - 1, wire.MaxFileNumber, math.MaxInt32, math.MaxInt64, math.MinInt64}
 	oddIDs       = []string{"test", "", "other", "\xff", strings.Repeat("x", 4096)}
-	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", maxJSON/8))}
+	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", wire.MaxJSON/8))}
 	// None of them is there, since a real helper would remove it.
 	oddSupervisors = []string{"s1", "s2", "s3", "", "s77", "../s1"}
-	oddDirs        = []*TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
+	oddDirs        = []*wire.TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
 	oddWords       = []int{0, 1, 2, 3, -1, math.MaxInt64}
 	oddJSON        = []string{
 		"{}", "null", "[]", `{"run":{}}`, `{"run":null}`, `{"stop":{}}`, `{"stop":[]}`, `{"stop":{"signal":-1}}`, `{"stop":{"signal":1e2}}`,
@@ -279,7 +280,7 @@ var (
 		`{"spawn":[]}`, `{"lost":{"pid":"1"}}`, `{"signal":{"signal":15}}`, `{"signal":{"id":"test","signal":1000000000}}`, `{"hello":{"pidfd":true}}`,
 		`{"run":{"args":` + strings.Repeat("1", 70000) + `}}`, strings.Repeat("[", 20000), `"` + strings.Repeat("x", 70000), "\xef\xbb\xbf{}", "\x00\x00",
 	}
-	oddSizes = []uint32{0, 1, 7, 255, 65536, maxJSON, maxJSON + 1, maxRaw, maxRaw + 1, 1 << 31, math.MaxUint32}
+	oddSizes = []uint32{0, 1, 7, 255, 65536, wire.MaxJSON, wire.MaxJSON + 1, wire.MaxRaw, wire.MaxRaw + 1, 1 << 31, math.MaxUint32}
 )
 
 // What a caller in a script does.
@@ -329,8 +330,8 @@ func (h *hostile) send(b []byte, files []int) {
 	h.last, h.fds = b, len(files)
 	for len(b) > 0 && !h.full {
 		part, some := b, files
-		if len(some) > maxPerSend {
-			part, some = b[:1], files[:maxPerSend]
+		if len(some) > wire.MaxPerSend {
+			part, some = b[:1], files[:wire.MaxPerSend]
 		}
 		var oob []byte
 		if len(some) > 0 {
@@ -366,17 +367,17 @@ func (h *hostile) socket() (ours, theirs int) {
 	return pair[0], pair[1]
 }
 
-func (h *hostile) say(m *message, raw []byte) {
-	b, err := encode(m, raw)
+func (h *hostile) say(m *wire.Message, raw []byte) {
+	b, err := wire.Encode(m, raw)
 	if err == nil {
 		h.send(b, nil)
 	}
 }
 
 // removed stands for the removal of a directory, which must be one of ours.
-func removed(t *testing.T) func(*TempDir) error {
-	return func(d *TempDir) error {
-		if err := d.check(); err != nil {
+func removed(t *testing.T) func(*wire.TempDir) error {
+	return func(d *wire.TempDir) error {
+		if err := d.Check(); err != nil {
 			t.Error(err)
 		}
 		return errors.New("not removed")
@@ -384,7 +385,7 @@ func removed(t *testing.T) func(*TempDir) error {
 }
 
 // written stands for the writing of an end.
-func written(id string, _ *Done) error {
+func written(id string, _ *wire.Done) error {
 	if id != "test" {
 		return errors.New("no such record")
 	}
@@ -393,10 +394,10 @@ func written(id string, _ *Done) error {
 
 // runFrom is a run message as the script has it. It is a good one if all its
 // bytes are 0.
-func runFrom(s *script) (*runMessage, []byte) {
-	r := &runMessage{Settings: Settings{
-		Duties: Duties{ID: pick(s, oddIDs)}, Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
-		KillWait: pick(s, oddDurations), Linger: pick(s, oddDurations), Audience: pick(s, oddWords), AfterExit: AfterExit(pick(s, oddWords)),
+func runFrom(s *script) (*wire.Run, []byte) {
+	r := &wire.Run{Settings: wire.Settings{
+		Duties: wire.Duties{ID: pick(s, oddIDs)}, Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
+		KillWait: pick(s, oddDurations), Linger: pick(s, oddDurations), Audience: pick(s, oddWords), AfterExit: wire.AfterExit(pick(s, oddWords)),
 	}}
 	flags := s.byte()
 	r.Stdin, r.Terminal, r.IgnoreHangup, r.Journal = flags&1 != 0, flags&2 != 0, flags&4 != 0, flags&8 != 0
@@ -440,15 +441,15 @@ func (h *hostile) play(s *script) {
 			if less := s.byte(); less%4 == 1 {
 				h.files = max(h.files-2, 0)
 			}
-			h.say(&message{Run: m}, raw)
+			h.say(&wire.Message{Run: m}, raw)
 		case doStop:
-			h.say(&message{Stop: &StopRequest{ID: pick(s, oddIDs), Cause: pick(s, oddCauses), Signal: pick(s, append([]int{0}, oddSignals...)), Kill: s.byte()&1 != 0}}, s.take(int(s.byte()%8)))
+			h.say(&wire.Message{Stop: &wire.StopRequest{ID: pick(s, oddIDs), Cause: pick(s, oddCauses), Signal: pick(s, append([]int{0}, oddSignals...)), Kill: s.byte()&1 != 0}}, s.take(int(s.byte()%8)))
 		case doSignal:
-			h.say(&message{Signal: &signalMessage{pick(s, oddIDs), pick(s, oddSignals)}}, nil)
+			h.say(&wire.Message{Signal: &wire.Signal{ID: pick(s, oddIDs), Signal: pick(s, oddSignals)}}, nil)
 		case doOther:
-			h.say(pick(s, []*message{
-				{Ready: &struct{}{}}, {Hello: &helloMessage{Version: 1}}, {Done: &Done{}}, {Started: &Started{}}, {Exited: &outcome.Exit{}},
-				{Swept: &Swept{}}, {Failed: &failedMessage{Text: "x"}}, {Stopping: &Stopping{}}, {StartFailed: &StartFailed{}}, {Drain: &drainMessage{1}},
+			h.say(pick(s, []*wire.Message{
+				{Ready: &struct{}{}}, {Hello: &wire.Hello{Version: 1}}, {Done: &wire.Done{}}, {Started: &wire.Started{}}, {Exited: &outcome.Exit{}},
+				{Swept: &wire.Swept{}}, {Failed: &wire.Failed{Text: "x"}}, {Stopping: &wire.Stopping{}}, {StartFailed: &wire.StartFailed{}}, {Drain: &wire.Drain{Pipes: 1}},
 			}), nil)
 		case doJSON:
 			j := pick(s, oddJSON)
@@ -458,7 +459,7 @@ func (h *hostile) play(s *script) {
 			b := binary.BigEndian.AppendUint32(nil, pick(s, oddSizes))
 			h.send(binary.BigEndian.AppendUint32(b, pick(s, oddSizes)), nil)
 		case doSpawn:
-			b, _ := encode(&message{Spawn: &spawnMessage{h.newSupervisor()}}, nil)
+			b, _ := wire.Encode(&wire.Message{Spawn: &wire.Spawn{ID: h.newSupervisor()}}, nil)
 			// With what is no socket, which is not for a real guard: should it take
 			// that, it would start this test program with all its tests.
 			if s.byte()%4 == 3 && h.tree != nil {
@@ -472,15 +473,15 @@ func (h *hostile) play(s *script) {
 		case doLost:
 			ours, theirs := h.socket()
 			h.asks = append(h.asks, ours)
-			b, _ := encode(&message{Lost: &lostMessage{ID: pick(s, oddSupervisors)}}, nil)
+			b, _ := wire.Encode(&wire.Message{Lost: &wire.Lost{ID: pick(s, oddSupervisors)}}, nil)
 			h.send(b, []int{theirs})
 			unix.Close(theirs)
 		case doWatch:
-			w := Watch{ID: pick(s, oddSupervisors), Duties: &Duties{ID: pick(s, oddIDs), Journal: s.byte()%2 == 0}}
+			w := wire.Watch{ID: pick(s, oddSupervisors), Duties: &wire.Duties{ID: pick(s, oddIDs), Journal: s.byte()%2 == 0}}
 			if s.byte()%2 == 0 {
 				w.Duties.TempDir = pick(s, oddDirs)
 			}
-			h.say(&message{Watch: &w}, nil)
+			h.say(&wire.Message{Watch: &w}, nil)
 		case doFiles:
 			h.files += int(s.byte())
 		case doLinger:
@@ -508,13 +509,13 @@ func (h *hostile) play(s *script) {
 type loop struct {
 	step  func() bool
 	gone  func() bool // the caller is, as the loop knows it
-	in    *inbox
+	in    *wire.Inbox
 	check func(t *testing.T)
 }
 
 // feed has a caller that plays the script talk to a helper's loop, until that
 // has ended, and returns what the helper said.
-func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []byte) (said []*message, whole bool, asks [][]*message) {
+func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []byte) (said []*wire.Message, whole bool, asks [][]*wire.Message) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -543,7 +544,7 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 				tree.wake()
 			}
 		}
-		closeAll(l.in.files)
+		closeAll(l.in.Files)
 		unix.Close(pair[1])
 	}()
 	// What it says is heard at once: a caller that does not read is another test.
@@ -586,8 +587,8 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 }
 
 // hearAll reads messages to the end; whole says that they end with one.
-func hearAll(t *testing.T, fd int) (said []*message, whole bool) {
-	var in inbox
+func hearAll(t *testing.T, fd int) (said []*wire.Message, whole bool) {
+	var in wire.Inbox
 	buf := make([]byte, 8<<10)
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -600,14 +601,14 @@ func hearAll(t *testing.T, fd int) (said []*message, whole bool) {
 			continue
 		}
 		if err != nil || n == 0 {
-			return said, len(in.buf) == 0
+			return said, len(in.Buf) == 0
 		}
-		if err := in.add(buf[:n], nil); err != nil {
+		if err := in.Add(buf[:n], nil); err != nil {
 			t.Errorf("the helper itself sends what is no message: %v", err)
 			return said, false
 		}
 		for {
-			m, _, _, err := in.next()
+			m, _, _, err := in.Next()
 			if err != nil {
 				t.Errorf("the helper itself violates the protocol: %v", err)
 				return said, false
@@ -621,7 +622,7 @@ func hearAll(t *testing.T, fd int) (said []*message, whole bool) {
 }
 
 // words is what was said as a string, a letter for each message.
-func words(t *testing.T, said []*message) string {
+func words(t *testing.T, said []*wire.Message) string {
 	var b strings.Builder
 	for _, m := range said {
 		switch {
@@ -714,11 +715,11 @@ func FuzzServer(f *testing.F) {
 }
 
 // checkInbox checks that an inbox holds no more than one message and one read.
-func checkInbox(t *testing.T, in *inbox, read int) {
-	if n := len(in.buf); n > frameHeader+maxJSON+maxRaw+read {
+func checkInbox(t *testing.T, in *wire.Inbox, read int) {
+	if n := len(in.Buf); n > wire.FrameHeader+wire.MaxJSON+wire.MaxRaw+read {
 		t.Errorf("%d bytes are kept", n)
 	}
-	if n := len(in.files); n > maxFiles {
+	if n := len(in.Files); n > wire.MaxFiles {
 		t.Errorf("%d descriptors are kept", n)
 	}
 }
@@ -925,7 +926,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 		}
 		filled += n
 	}
-	s.send(&message{Started: &Started{}})
+	s.send(&wire.Message{Started: &wire.Started{}})
 	if !s.hangUp {
 		t.Fatal("the message is taken for sent")
 	}
@@ -937,7 +938,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 		}
 		got += n
 	}
-	s.send(&message{Ready: &struct{}{}})
+	s.send(&wire.Message{Ready: &struct{}{}})
 	fds := []unix.PollFd{{Fd: int32(pair[0]), Events: unix.POLLIN}, {Fd: int32(pair[1]), Events: unix.POLLIN}}
 	if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 || fds[1].Revents == 0 {
 		t.Error("the socket goes on")

@@ -3,15 +3,15 @@ package supervisor
 import (
 	"fmt"
 	"strconv"
+
+	"curfew/internal/wire"
 )
 
 // State is what a process started from a thread inherits from it, in the form
 // it has after an exec: a helper was started from a thread in one state, and
 // may start a CLI for a thread only if that one is in the same state now.
 // Fields that cannot be read here are empty on both sides.
-type State [stateFields]string
-
-const stateFields = 17
+type State [wire.StateFields]string
 
 // stateNames names the fields for people, in the order of State.
 var stateNames = State{

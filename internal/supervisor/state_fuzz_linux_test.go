@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"curfew/internal/wire"
 )
 
 // FuzzParseStatus compares the parser of /proc/PID/status with a naive one. Of a
@@ -55,7 +57,7 @@ func FuzzParseStatus(f *testing.F) {
 // FuzzFirstArgument takes a process's name from its command line: nobody is a
 // helper who was not named so to the last byte.
 func FuzzFirstArgument(f *testing.F) {
-	for _, s := range []string{"", "\x00", helperName, helperName + "\x00", guardName + "\x00123\x00/proc/self/exe\x00", helperName + " \x00", helperName + "\n", "\x00" + helperName, "x" + helperName, "curfew-superviso", "/usr/bin/" + guardName} {
+	for _, s := range []string{"", "\x00", wire.SupervisorName, wire.SupervisorName + "\x00", wire.GuardName + "\x00123\x00/proc/self/exe\x00", wire.SupervisorName + " \x00", wire.SupervisorName + "\n", "\x00" + wire.SupervisorName, "x" + wire.SupervisorName, "curfew-superviso", "/usr/bin/" + wire.GuardName} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -63,7 +65,7 @@ func FuzzFirstArgument(f *testing.F) {
 		if want := strings.Split(string(b), "\x00")[0]; got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
-		for _, name := range []string{helperName, guardName} {
+		for _, name := range []string{wire.SupervisorName, wire.GuardName} {
 			if (got == name) != (string(b) == name || strings.HasPrefix(string(b), name+"\x00")) {
 				t.Errorf("%q is taken for %q", b, got)
 			}

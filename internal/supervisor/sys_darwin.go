@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/journal"
+	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -26,7 +27,7 @@ const TrackerVariable = "CURFEW_TRACKER"
 func tracking() bool { return true }
 
 func openTree() (tree, error) {
-	return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
+	return proctree.OpenTracked(os.Getenv(wire.FrozenVar), journal.BootID())
 }
 
 func serveGuard() int {
@@ -190,13 +191,13 @@ func (h *Helper) awaitEnd(until time.Time) bool {
 // Sweep ends what is left of an invocation whose helper is lost. See proctree.Sweep.
 func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	h.awaitEnd(until)
-	return proctree.Sweep(mark, markPrefix, leader, since, until)
+	return proctree.Sweep(mark, wire.MarkPrefix, leader, since, until)
 }
 
 // Sweep ends what is left of an invocation whose caller and helpers are all lost. See
 // proctree.Sweep.
 func Sweep(mark, _, _ string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(mark, markPrefix, 0, since, until)
+	return proctree.Sweep(mark, wire.MarkPrefix, 0, since, until)
 }
 
 // processName is argv[0] as the kernel has it: os.Args can have been changed by
@@ -220,7 +221,7 @@ func checkDoor() string {
 	if unix.Issetugid() {
 		return "the executable gives privileges (setuid or setgid)"
 	}
-	cred, err := unix.GetsockoptXucred(controlFD, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	cred, err := unix.GetsockoptXucred(wire.ControlFD, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
 	if err != nil {
 		return "the peer's credentials cannot be read: " + err.Error()
 	}

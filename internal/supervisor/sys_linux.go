@@ -17,6 +17,7 @@ import (
 
 	"curfew/internal/fault"
 	"curfew/internal/journal"
+	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
 )
@@ -32,9 +33,9 @@ func tracking() bool { return os.Getenv(TrackerVariable) != "" }
 
 func openTree() (tree, error) {
 	if tracking() {
-		return proctree.OpenTracked(os.Getenv(frozenVar), journal.BootID())
+		return proctree.OpenTracked(os.Getenv(wire.FrozenVar), journal.BootID())
 	}
-	return proctree.Open(os.Getenv(idVar))
+	return proctree.Open(os.Getenv(wire.IDVar))
 }
 
 // shortenSlice is for the thread that reaps, after the state of forking was read, the
@@ -66,7 +67,7 @@ func beResumedBy(socket int) {
 
 // watchCaller returns a descriptor that is readable when the caller is gone, which
 // the caller has sent; -1 if there is none.
-func watchCaller() int { return pollable(callerFD) }
+func watchCaller() int { return pollable(wire.CallerFD) }
 
 // poll waits until something is ready or the time has come; the zero time never
 // comes.
@@ -333,7 +334,7 @@ func checkDoor() string {
 	if secure {
 		return "the executable gives privileges (setuid, setgid or file capabilities)"
 	}
-	cred, err := unix.GetsockoptUcred(controlFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	cred, err := unix.GetsockoptUcred(wire.ControlFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return "the peer's credentials cannot be read: " + err.Error()
 	}

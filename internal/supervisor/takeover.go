@@ -1,5 +1,11 @@
 //go:build linux || darwin
 
+// Package supervisor is the helper between a caller and a CLI: the caller's own
+// executable, started again, which starts the CLI, keeps hold of its tree and
+// ends it. Importing the package is enough: when a process was started as a
+// helper, the package's initialisation takes over and never returns.
+//
+// Both ends are here: Helper and Pool are the caller's, serve is the helper's.
 package supervisor
 
 import (
@@ -13,29 +19,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/wire"
 	"curfew/proctree"
-)
-
-// argv[0] of the helpers, and what people see in ps.
-const (
-	helperName = "curfew-supervisor"
-	guardName  = "curfew-guard"
-)
-
-// The descriptors a helper is started with, besides /dev/null on 0 to 2.
-const (
-	controlFD = 3
-	callerFD  = 4 // a pidfd of the caller, or /dev/null where there are none
 )
 
 // exitRefused is the exit code of a helper that will not serve. It must never
 // go on as the program that it is a copy of.
 const exitRefused = 125
-
-// helperVar is in the environment of every helper, and of nothing else. It tells
-// a helper that was not taken over: an init function that ran before ours can
-// have changed os.Args, or started the program's own work.
-const helperVar = "CURFEW_HELPER"
 
 // init takes a helper over. Go initialises, of the packages whose imports are all
 // initialised, the one whose path sorts first, so each import of this package and of
@@ -43,12 +33,12 @@ const helperVar = "CURFEW_HELPER"
 // runtime/debug, path/filepath, crypto/rand, math/big and net do, and are not used here;
 // adapter's TestTakeOverComesEarly holds the list.
 func init() {
-	if !isSocket(controlFD) {
+	if !isSocket(wire.ControlFD) {
 		return
 	}
 	name := processName()
-	if name != helperName && name != guardName {
-		if os.Getenv(helperVar) != "" {
+	if name != wire.SupervisorName && name != wire.GuardName {
+		if os.Getenv(wire.HelperVar) != "" {
 			// It would go on as another copy of the program, which starts
 			// helpers of its own.
 			refuse("this process was started as a helper, and does not look like one")
@@ -60,7 +50,7 @@ func init() {
 	}
 	denyAccess()
 	runtime.LockOSThread()
-	if name == guardName {
+	if name == wire.GuardName {
 		syscall.Exit(serveGuard())
 	}
 	syscall.Exit(serve())
@@ -86,31 +76,27 @@ func isSocket(fd int) bool {
 // aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
 const spareThreads = 4
 
-// roomVar tells the first helper of a caller for how many threads of that there must be
-// room, too: see prepareCaller.
-const roomVar = "CURFEW_HELPER_ROOM"
-
 // spareFiles is how many descriptors a helper needs at the least, beyond those that it
 // starts with.
 const spareFiles = 16
 
 // settle makes this process fit to be a helper.
 func settle() error {
-	unix.CloseOnExec(controlFD)
-	unix.CloseOnExec(callerFD)
+	unix.CloseOnExec(wire.ControlFD)
+	unix.CloseOnExec(wire.CallerFD)
 	closeOthers()
 	if err := checkFiles(); err != nil {
 		return err // the runtime would abort
 	}
-	beResumedBy(controlFD)
+	beResumedBy(wire.ControlFD)
 	runtime.GOMAXPROCS(2)
 	proctree.Survive()
 	// The runtime opens what it needs for timers at the first one, and aborts
 	// if it cannot: a CLI can take that right away from us.
 	time.Sleep(time.Nanosecond)
 
-	room, _ := strconv.Atoi(os.Getenv(roomVar))
-	_ = os.Unsetenv(roomVar) // the next helper need not
+	room, _ := strconv.Atoi(os.Getenv(wire.RoomVar))
+	_ = os.Unsetenv(wire.RoomVar) // the next helper need not
 	startThreads(spareThreads, min(room, callerThreads))
 	return nil
 }
@@ -144,7 +130,7 @@ func checkFiles() (err error) {
 	var files []int
 	for len(files) < spareFiles && err == nil {
 		var fd int
-		if fd, err = unix.FcntlInt(controlFD, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+		if fd, err = unix.FcntlInt(wire.ControlFD, unix.F_DUPFD_CLOEXEC, 0); err == nil {
 			files = append(files, fd)
 		}
 	}
@@ -170,7 +156,7 @@ func closeOthers() {
 // eachInherited calls do with each descriptor above callerFD that is not close-on-exec.
 func eachInherited(do func(fd int)) {
 	check := func(fd int) {
-		if fd <= callerFD {
+		if fd <= wire.CallerFD {
 			return
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {

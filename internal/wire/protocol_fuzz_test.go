@@ -1,4 +1,4 @@
-package supervisor
+package wire
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 
 // heard is what an inbox makes of a stream.
 type heard struct {
-	messages []*message
+	messages []*Message
 	raws     []string
 	files    [][]int
 	failed   bool
@@ -32,7 +32,7 @@ func naiveInbox(b []byte, files []int) (all heard) {
 		if int64(len(b)) < 8+j+r {
 			return all
 		}
-		m, fields := new(message), map[string]json.RawMessage{}
+		m, fields := new(Message), map[string]json.RawMessage{}
 		if json.Unmarshal(b[8:8+j], m) != nil || json.Unmarshal(b[8:8+j], &fields) != nil {
 			all.failed = true
 			return all
@@ -67,10 +67,10 @@ func naiveInbox(b []byte, files []int) (all heard) {
 // FuzzInbox feeds what a hostile other side could send, in pieces: what comes
 // out does not depend on how the stream was cut.
 func FuzzInbox(f *testing.F) {
-	run := frame(f, &message{Run: &runMessage{Settings: Settings{Signal: 15, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
-	stop := frame(f, &message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
-	spawn := frame(f, &message{Spawn: &spawnMessage{"5"}}, nil)
-	hello := frame(f, &message{Hello: &helloMessage{Version: 1, Pidfd: true}}, []byte("raw"))
+	run := frame(f, &Message{Run: &Run{Settings: Settings{Signal: 15, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
+	stop := frame(f, &Message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
+	spawn := frame(f, &Message{Spawn: &Spawn{"5"}}, nil)
+	hello := frame(f, &Message{Hello: &Hello{Version: 1, Pidfd: true}}, []byte("raw"))
 	text := func(s string) []byte {
 		return append(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(len(s))), 0), s...)
 	}
@@ -93,15 +93,15 @@ func FuzzInbox(f *testing.F) {
 		}
 		want := naiveInbox(b, fds)
 		var got heard
-		in := inbox{}
+		in := Inbox{}
 		given := fds
 		for rest := b; len(rest) > 0 && !got.failed; {
 			n := min(int(piece)+1, len(rest))
-			got.failed = in.add(rest[:n], given) != nil
+			got.failed = in.Add(rest[:n], given) != nil
 			given = nil // they come with the first bytes
 			rest = rest[n:]
 			for !got.failed {
-				m, raw, files, err := in.next()
+				m, raw, files, err := in.Next()
 				got.failed = err != nil
 				if m == nil || err != nil {
 					break
@@ -109,8 +109,8 @@ func FuzzInbox(f *testing.F) {
 				got.messages, got.raws = append(got.messages, m), append(got.raws, string(raw))
 				got.files = append(got.files, files)
 			}
-			if len(in.buf) > frameHeader+maxJSON+maxRaw+n || len(in.buf) > len(b) {
-				t.Fatalf("%d bytes are kept", len(in.buf))
+			if len(in.Buf) > FrameHeader+MaxJSON+MaxRaw+n || len(in.Buf) > len(b) {
+				t.Fatalf("%d bytes are kept", len(in.Buf))
 			}
 		}
 		if got.failed != want.failed || len(got.messages) != len(want.messages) {
@@ -123,17 +123,17 @@ func FuzzInbox(f *testing.F) {
 			if got.raws[i] != want.raws[i] || !slices.Equal(got.files[i], want.files[i]) {
 				t.Errorf("message %d has %q and %v, want %q and %v", i, got.raws[i], got.files[i], want.raws[i], want.files[i])
 			}
-			again, err := encode(got.messages[i], []byte(got.raws[i]))
+			again, err := Encode(got.messages[i], []byte(got.raws[i]))
 			if err != nil {
 				continue // escapes can make it longer than a message may be
 			}
-			j, _, err := frameSize(again)
+			j, _, err := FrameSize(again)
 			if err != nil {
 				t.Fatal(err)
 			}
-			m, err := decode(again[frameHeader : frameHeader+j])
+			m, err := Decode(again[FrameHeader : FrameHeader+j])
 			if err != nil {
-				t.Fatalf("what was encoded is not decoded: %v\n%s", err, again[frameHeader:])
+				t.Fatalf("what was encoded is not decoded: %v\n%s", err, again[FrameHeader:])
 			}
 			if d := cmp.Diff(got.messages[i], m); d != "" {
 				t.Errorf("encoded and decoded again (-want +got):\n%s", d)
@@ -164,7 +164,7 @@ func FuzzTakeRun(f *testing.F) {
 	f.Add([]byte{255, 255, 255, 255, 0}, 1, 0, 15, 0, int64(0), int64(0), []byte{})
 	f.Add(bytes.Repeat([]byte{0}, 4*5), 2, 2, 9, 1, int64(0), int64(0), []byte{})
 	f.Fuzz(func(t *testing.T, raw []byte, args, env, signal, word int, timeout, grace int64, numbers []byte) {
-		r := &runMessage{Args: args, Env: env}
+		r := &Run{Args: args, Env: env}
 		r.Signal, r.AfterExit, r.Audience = signal, AfterExit(word), word
 		r.Timeout, r.Grace = time.Duration(timeout), time.Duration(grace)
 		hole := false
@@ -172,11 +172,11 @@ func FuzzTakeRun(f *testing.F) {
 			// Above 200 they are no numbers that can be.
 			v := int(n)
 			if n > 200 {
-				v, hole = []int{-1, maxFileNumber, 1 << 40, -1 << 63}[n%4], true
+				v, hole = []int{-1, MaxFileNumber, 1 << 40, -1 << 63}[n%4], true
 			}
 			r.Numbers = append(r.Numbers, v)
 		}
-		path, gotArgs, gotEnv, err := takeRun(r, raw, len(numbers)+1)
+		path, gotArgs, gotEnv, err := TakeRun(r, raw, len(numbers)+1)
 		if err != nil {
 			if path != "" || gotArgs != nil || gotEnv != nil {
 				t.Error("something comes with an error")
@@ -190,13 +190,13 @@ func FuzzTakeRun(f *testing.F) {
 				t.Errorf("taken: %+v", r)
 			}
 		}
-		if _, _, _, err := takeRun(r, raw, len(numbers)); err == nil {
+		if _, _, _, err := TakeRun(r, raw, len(numbers)); err == nil {
 			t.Error("taken with a descriptor too few")
 		}
 		// What was put together from strings is always taken.
 		list := strings.SplitN(string(raw), "\x00", 8)
-		m := &runMessage{Settings: Settings{Signal: 15}, Args: len(list), Env: len(list)}
-		if path, a, e, err := takeRun(m, runRaw("x", list, list), 1); err != nil || path != "x" || !slices.Equal(a, list) || !slices.Equal(e, list) {
+		m := &Run{Settings: Settings{Signal: 15}, Args: len(list), Env: len(list)}
+		if path, a, e, err := TakeRun(m, runRaw("x", list, list), 1); err != nil || path != "x" || !slices.Equal(a, list) || !slices.Equal(e, list) {
 			t.Errorf("%q came back as %q, %q, %q, %v", list, path, a, e, err)
 		}
 	})

@@ -1,10 +1,6 @@
-// Package supervisor is the helper between a caller and a CLI: the caller's own
-// executable, started again, which starts the CLI, keeps hold of its tree and
-// ends it. Importing the package is enough: when a process was started as a
-// helper, the package's initialisation takes over and never returns.
-//
-// Both ends are here: Helper and Pool are the caller's, serve is the helper's.
-package supervisor
+// Package wire is the protocol between a caller and its helpers (a guard and its
+// supervisors): the messages, how they travel, and how a helper is told what it is.
+package wire
 
 import (
 	"encoding/binary"
@@ -20,111 +16,114 @@ import (
 	"curfew/outcome"
 )
 
-// protocolVersion is the first thing either side says. An installed curfew that
+// Version is the first thing either side says. An installed curfew that
 // serves as helper (Options.Supervisor) may be of another version.
-const protocolVersion = 2
+const Version = 2
 
 // A message is a header of 8 bytes (the lengths of the two parts, big endian),
 // a JSON part and a raw part. The raw part carries what need not be UTF-8.
 const (
-	frameHeader = 8
-	maxJSON     = 1 << 20
-	maxRaw      = 16 << 20 // the kernel takes at most 6 MiB of arguments and environment
-	maxFiles    = 4096     // descriptors with one request
-	maxPerSend  = 250      // the kernel takes 253 in one message
+	FrameHeader = 8
+	MaxJSON     = 1 << 20
+	MaxRaw      = 16 << 20 // the kernel takes at most 6 MiB of arguments and environment
+	MaxFiles    = 4096     // descriptors with one request
+	MaxPerSend  = 250      // the kernel takes 253 in one message
 )
 
-// message is what goes over the socket; exactly one of its fields is set.
-type message struct {
+// Message is what goes over the socket; exactly one of its fields is set.
+type Message struct {
 	// To the helper.
-	Run    *runMessage    `json:"run,omitempty"`
-	Stop   *StopRequest   `json:"stop,omitempty"`
-	Signal *signalMessage `json:"signal,omitempty"`
-	Drain  *drainMessage  `json:"drain,omitempty"`
+	Run    *Run         `json:"run,omitempty"`
+	Stop   *StopRequest `json:"stop,omitempty"`
+	Signal *Signal      `json:"signal,omitempty"`
+	Drain  *Drain       `json:"drain,omitempty"`
 
 	// To the guard.
-	Spawn *spawnMessage `json:"spawn,omitempty"`
-	Lost  *lostMessage  `json:"lost,omitempty"`
-	Watch *Watch        `json:"watch,omitempty"`
+	Spawn *Spawn `json:"spawn,omitempty"`
+	Lost  *Lost  `json:"lost,omitempty"`
+	Watch *Watch `json:"watch,omitempty"`
 
 	// From the guard, on a socket of its own for each question.
 	Swept *Swept `json:"swept,omitempty"`
 
 	// From the guard, on the socket of the supervisor that it has started.
-	Spawned *spawnedMessage `json:"spawned,omitempty"`
+	Spawned *Spawned `json:"spawned,omitempty"`
 
 	// From either.
-	Hello       *helloMessage `json:"hello,omitempty"`
+	Hello       *Hello        `json:"hello,omitempty"`
 	Started     *Started      `json:"started,omitempty"`
 	StartFailed *StartFailed  `json:"start_failed,omitempty"`
 	Stopping    *Stopping     `json:"stopping,omitempty"`
 	Exited      *outcome.Exit `json:"exited,omitempty"`
 	Done        *Done         `json:"done,omitempty"`
 	// Ready follows Done when the helper can take another invocation.
-	Ready  *struct{}      `json:"ready,omitempty"`
-	Failed *failedMessage `json:"failed,omitempty"`
+	Ready  *struct{} `json:"ready,omitempty"`
+	Failed *Failed   `json:"failed,omitempty"`
 }
 
-type helloMessage struct {
-	Version int   `json:"version"`
-	PID     int   `json:"pid"`
-	State   State `json:"state"`
+// StateFields is how many strings a helper describes its state with.
+const StateFields = 17
+
+type Hello struct {
+	Version int                 `json:"version"`
+	PID     int                 `json:"pid"`
+	State   [StateFields]string `json:"state"`
 	// StateKnown is false where the state could not be read.
 	StateKnown bool `json:"state_known"`
 	// Pidfd: a pidfd of the helper comes with it.
 	Pidfd bool `json:"pidfd"`
 }
 
-// runMessage is a Request without what its raw part carries: the path, the
+// Run is a Request without what its raw part carries: the path, the
 // arguments and the environment, each with its length before it. With it come
 // the working directory's descriptor and those of Files.
-type runMessage struct {
+type Run struct {
 	Settings
 	Args int `json:"args"`
 	Env  int `json:"env"`
 }
 
-type signalMessage struct {
+type Signal struct {
 	ID     string `json:"id"`
 	Signal int    `json:"signal"`
 }
 
-// drainMessage gives a supervisor that has left processes alive the pipes that they may
+// Drain gives a supervisor that has left processes alive the pipes that they may
 // write to. It is the caller's last word.
-type drainMessage struct {
+type Drain struct {
 	Pipes int `json:"pipes"`
 }
 
 // maxDrains bounds them: stdout and stderr.
 const maxDrains = 2
 
-// spawnMessage asks the guard to start a supervisor. ID stands for that supervisor from
+// Spawn asks the guard to start a supervisor. ID stands for that supervisor from
 // then on; it is never used for another one, as its pid can be.
-type spawnMessage struct {
+type Spawn struct {
 	ID string `json:"id"`
 }
 
-// spawnedMessage says which process the guard has started as a supervisor. Only that one
+// Spawned says which process the guard has started as a supervisor. Only that one
 // is heard on the socket afterwards: somebody else can have taken a descriptor of it.
-type spawnedMessage struct {
+type Spawned struct {
 	PID int `json:"pid"` // as the guard numbers it
 }
 
-// validID reports whether id can be that of a supervisor. It becomes a part of a name.
-func validID(id string) bool {
+// ValidID reports whether id can be that of a supervisor. It becomes a part of a name.
+func ValidID(id string) bool {
 	const longest = 64
 	return id != "" && len(id) <= longest && strings.IndexFunc(id, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z')
 	}) < 0
 }
 
-// newID returns an id that no other supervisor has, had or will have.
-func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+// NewID returns an id that no other supervisor has, had or will have.
+func NewID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
-// lostMessage asks the guard about a supervisor that is lost. With it comes the
+// Lost asks the guard about a supervisor that is lost. With it comes the
 // socket for the answer, which the guard gives when nothing of what that
 // supervisor held is left.
-type lostMessage struct {
+type Lost struct {
 	ID string `json:"id"`
 }
 
@@ -175,13 +174,13 @@ func (d *TempDir) Dir() scratch.Dir {
 	return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino, Birth: d.Birth}
 }
 
-// check refuses a directory that is not known by its identity: it would be removed.
-func (d *TempDir) check() error {
+// Check refuses a directory that is not known by its identity: it would be removed.
+func (d *TempDir) Check() error {
 	if d == nil {
 		return nil
 	}
 	if err := d.Dir().Check(); err != nil {
-		return fmt.Errorf("%w: %w", errProtocol, err)
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	return nil
 }
@@ -192,46 +191,46 @@ const (
 	WriteLimit  = time.Second     // for the end of a record
 )
 
-// failedMessage is the helper's last word when it met something it cannot
+// Failed is the helper's last word when it met something it cannot
 // serve, such as a malformed message.
-type failedMessage struct {
+type Failed struct {
 	Text  string `json:"error"`
 	Errno int    `json:"errno,omitempty"` // if it was the kernel's refusal
 }
 
-// failed is the last word about err.
-func failed(err error) *message {
+// Refusal is the last word about err.
+func Refusal(err error) *Message {
 	const enough = 1 << 10 // it can quote what was said
 	var errno syscall.Errno
 	errors.As(err, &errno)
 	text := err.Error()
-	return &message{Failed: &failedMessage{text[:min(len(text), enough)], int(errno)}}
+	return &Message{Failed: &Failed{text[:min(len(text), enough)], int(errno)}}
 }
 
-func (m *failedMessage) Error() string { return m.Text }
+func (m *Failed) Error() string { return m.Text }
 
-func (m *failedMessage) Unwrap() error {
+func (m *Failed) Unwrap() error {
 	if m.Errno == 0 {
 		return nil
 	}
 	return syscall.Errno(m.Errno)
 }
 
-// markPrefix begins the variables that say of which invocations a process is: one
+// MarkPrefix begins the variables that say of which invocations a process is: one
 // for each, so that nesting hides nothing.
-const markPrefix = "CURFEW_INVOCATION_"
+const MarkPrefix = "CURFEW_INVOCATION_"
 
 // Mark is the entry that everything in the tree of the invocation id inherits in its
 // environment.
-func Mark(id string) string { return markPrefix + id + "=1" }
+func Mark(id string) string { return MarkPrefix + id + "=1" }
 
 // AfterExit says what becomes of leftovers when the leader exits by itself.
 type AfterExit int
 
 const (
-	Terminate AfterExit = iota
-	Wait
-	Leave
+	AfterExitTerminate AfterExit = iota
+	AfterExitWait
+	AfterExitLeave
 )
 
 // Settings are the fixed part of a Request.
@@ -269,11 +268,11 @@ type StopRequest struct {
 	Kill bool `json:"kill,omitempty"`
 }
 
-// check refuses what the helper could not act on, or not report.
-func (q *StopRequest) check() error {
+// Check refuses what the helper could not act on, or not report.
+func (q *StopRequest) Check() error {
 	const longest = 64 // of the causes there are
 	if q.Signal < 0 || q.Signal > 64 || len(q.Cause) > longest {
-		return fmt.Errorf("%w: a stop with signal %d and a cause of %d bytes", errProtocol, q.Signal, len(q.Cause))
+		return fmt.Errorf("%w: a stop with signal %d and a cause of %d bytes", ErrProtocol, q.Signal, len(q.Cause))
 	}
 	return nil
 }
@@ -311,22 +310,22 @@ type Done struct {
 	Cleanup   outcome.Cleanup `json:"cleanup"`
 }
 
-// check refuses a report that does not say what became of the tree.
-func (d *Done) check() error {
+// Check refuses a report that does not say what became of the tree.
+func (d *Done) Check() error {
 	switch d.Cleanup.Result {
 	case outcome.CleanupEmpty, outcome.CleanupSurvivors, outcome.CleanupLeft, outcome.CleanupUnverified:
 	default:
-		return fmt.Errorf("%w: a report with the result %.20q", errProtocol, d.Cleanup.Result)
+		return fmt.Errorf("%w: a report with the result %.20q", ErrProtocol, d.Cleanup.Result)
 	}
 	switch d.Cleanup.Proof {
 	case outcome.ProofNoChildren, outcome.ProofChildList, outcome.ProofScans, outcome.ProofNone:
 		return nil
 	}
-	return fmt.Errorf("%w: a report with the proof %.20q", errProtocol, d.Cleanup.Proof)
+	return fmt.Errorf("%w: a report with the proof %.20q", ErrProtocol, d.Cleanup.Proof)
 }
 
 // files is how many descriptors come with m.
-func (m *message) files() int {
+func (m *Message) files() int {
 	switch {
 	case m.Run != nil:
 		return len(m.Run.Numbers) + 1
@@ -342,38 +341,38 @@ func (m *message) files() int {
 	return 0
 }
 
-// errProtocol wraps every complaint about what the other side sent.
-var errProtocol = errors.New("supervisor: protocol violated")
+// ErrProtocol wraps every complaint about what the other side sent.
+var ErrProtocol = errors.New("supervisor: protocol violated")
 
-// encode returns m as a frame.
-func encode(m *message, raw []byte) ([]byte, error) {
+// Encode returns m as a frame.
+func Encode(m *Message, raw []byte) ([]byte, error) {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("supervisor: encode message: %w", err)
 	}
-	if len(b) > maxJSON || len(raw) > maxRaw {
-		return nil, fmt.Errorf("supervisor: message of %d and %d bytes is larger than the protocol takes (%d and %d)", len(b), len(raw), maxJSON, maxRaw)
+	if len(b) > MaxJSON || len(raw) > MaxRaw {
+		return nil, fmt.Errorf("supervisor: message of %d and %d bytes is larger than the protocol takes (%d and %d)", len(b), len(raw), MaxJSON, MaxRaw)
 	}
-	frame := make([]byte, frameHeader, frameHeader+len(b)+len(raw))
+	frame := make([]byte, FrameHeader, FrameHeader+len(b)+len(raw))
 	binary.BigEndian.PutUint32(frame, uint32(len(b)))
 	binary.BigEndian.PutUint32(frame[4:], uint32(len(raw)))
 	return append(append(frame, b...), raw...), nil
 }
 
-// frameSize returns the sizes of the two parts from a frame's first bytes.
-func frameSize(header []byte) (jsonSize, rawSize int, err error) {
+// FrameSize returns the sizes of the two parts from a frame's first bytes.
+func FrameSize(header []byte) (jsonSize, rawSize int, err error) {
 	j, r := binary.BigEndian.Uint32(header), binary.BigEndian.Uint32(header[4:])
-	if j == 0 || j > maxJSON || r > maxRaw {
-		return 0, 0, fmt.Errorf("%w: a message of %d and %d bytes", errProtocol, j, r)
+	if j == 0 || j > MaxJSON || r > MaxRaw {
+		return 0, 0, fmt.Errorf("%w: a message of %d and %d bytes", ErrProtocol, j, r)
 	}
 	return int(j), int(r), nil
 }
 
-// decode parses the JSON part of a frame. It must say exactly one thing.
-func decode(b []byte) (*message, error) {
-	var m message
+// Decode parses the JSON part of a frame. It must say exactly one thing.
+func Decode(b []byte) (*Message, error) {
+	var m Message
 	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, fmt.Errorf("%w: %v", errProtocol, err)
+		return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
 	}
 	said := 0
 	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Spawned != nil, m.Hello != nil, m.Started != nil,
@@ -383,53 +382,53 @@ func decode(b []byte) (*message, error) {
 		}
 	}
 	if said != 1 {
-		return nil, fmt.Errorf("%w: a message that says %d things", errProtocol, said)
+		return nil, fmt.Errorf("%w: a message that says %d things", ErrProtocol, said)
 	}
 	return &m, nil
 }
 
-// appendString appends s with its length before it.
-func appendString(b []byte, s string) []byte {
+// AppendString appends s with its length before it.
+func AppendString(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
 }
 
 // takeString takes a string off b that appendString put there.
 func takeString(b []byte) (s string, rest []byte, err error) {
 	if len(b) < 4 {
-		return "", nil, fmt.Errorf("%w: a string is missing", errProtocol)
+		return "", nil, fmt.Errorf("%w: a string is missing", ErrProtocol)
 	}
 	n := binary.BigEndian.Uint32(b)
 	if uint64(n) > uint64(len(b)-4) {
-		return "", nil, fmt.Errorf("%w: a string of %d bytes where %d are left", errProtocol, n, len(b)-4)
+		return "", nil, fmt.Errorf("%w: a string of %d bytes where %d are left", ErrProtocol, n, len(b)-4)
 	}
 	return string(b[4 : 4+n]), b[4+n:], nil
 }
 
-// maxStrings bounds the arguments, and the variables. The kernel takes fewer: each has
+// MaxStrings bounds the arguments, and the variables. The kernel takes fewer: each has
 // a pointer and a NUL of the 6 MiB.
-const maxStrings = 1 << 20
+const MaxStrings = 1 << 20
 
-// takeRun takes path, arguments and environment off the raw part of a run
+// TakeRun takes path, arguments and environment off the raw part of a run
 // message, and checks everything that the helper relies on.
-func takeRun(r *runMessage, raw []byte, files int) (path string, args, env []string, err error) {
+func TakeRun(r *Run, raw []byte, files int) (path string, args, env []string, err error) {
 	switch {
-	case r.Args < 1 || r.Args > maxStrings || r.Env < 0 || r.Env > maxStrings:
-		err = fmt.Errorf("%w: %d arguments and %d variables", errProtocol, r.Args, r.Env)
+	case r.Args < 1 || r.Args > MaxStrings || r.Env < 0 || r.Env > MaxStrings:
+		err = fmt.Errorf("%w: %d arguments and %d variables", ErrProtocol, r.Args, r.Env)
 	case files != len(r.Numbers)+1:
-		err = fmt.Errorf("%w: %d descriptors for a directory and %d files", errProtocol, files, len(r.Numbers))
+		err = fmt.Errorf("%w: %d descriptors for a directory and %d files", ErrProtocol, files, len(r.Numbers))
 	case r.Signal < 1 || r.Signal > 64:
-		err = fmt.Errorf("%w: signal %d", errProtocol, r.Signal)
+		err = fmt.Errorf("%w: signal %d", ErrProtocol, r.Signal)
 	case r.Timeout < 0 || r.StdinGrace < 0 || r.Grace < 0 || r.KillWait < 0 || r.Linger < 0:
-		err = fmt.Errorf("%w: a negative duration", errProtocol)
-	case r.TempDir.check() != nil:
-		err = r.TempDir.check()
-	case r.AfterExit < Terminate || r.AfterExit > Leave || r.Audience < 0 || r.Audience > 2:
-		err = fmt.Errorf("%w: after_exit %d, audience %d", errProtocol, r.AfterExit, r.Audience)
+		err = fmt.Errorf("%w: a negative duration", ErrProtocol)
+	case r.TempDir.Check() != nil:
+		err = r.TempDir.Check()
+	case r.AfterExit < AfterExitTerminate || r.AfterExit > AfterExitLeave || r.Audience < 0 || r.Audience > 2:
+		err = fmt.Errorf("%w: after_exit %d, audience %d", ErrProtocol, r.AfterExit, r.Audience)
 	}
 	seen := make(map[int]bool, len(r.Numbers))
 	for _, n := range r.Numbers {
-		if err == nil && (n < 0 || n >= maxFileNumber || seen[n]) {
-			err = fmt.Errorf("%w: descriptor number %d", errProtocol, n)
+		if err == nil && (n < 0 || n >= MaxFileNumber || seen[n]) {
+			err = fmt.Errorf("%w: descriptor number %d", ErrProtocol, n)
 		}
 		seen[n] = true
 	}
@@ -453,42 +452,21 @@ func takeRun(r *runMessage, raw []byte, files int) (path string, args, env []str
 		env = append(env, s)
 	}
 	if len(raw) > 0 {
-		return "", nil, nil, fmt.Errorf("%w: %d bytes too many", errProtocol, len(raw))
+		return "", nil, nil, fmt.Errorf("%w: %d bytes too many", ErrProtocol, len(raw))
 	}
 	return path, args, env, nil
 }
 
-// maxFileNumber bounds the descriptor numbers in the leader. The kernel's own
+// MaxFileNumber bounds the descriptor numbers in the leader. The kernel's own
 // bound is RLIMIT_NOFILE; this one keeps a hostile number from costing memory.
-const maxFileNumber = 1 << 16
-
-// Request is one invocation to be.
-type Request struct {
-	Settings
-	Path string // as execve takes it; relative to Dir
-	Args []string
-	Env  []string
-	// Dir is the descriptor of the working directory, Files are those that
-	// Settings.Numbers names. They stay the caller's.
-	Dir   int
-	Files []int
-}
+const MaxFileNumber = 1 << 16
 
 // ErrTooLarge means that a request is larger than any that could be executed.
-var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d strings or %d bytes: %w", maxStrings, maxRaw, syscall.E2BIG)
+var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d strings or %d bytes: %w", MaxStrings, MaxRaw, syscall.E2BIG)
 
-// Event is one of the messages a running invocation brings.
-type Event struct {
-	Started     *Started
-	StartFailed *StartFailed
-	Stopping    *Stopping
-	Done        *Done
-	Exited      *outcome.Exit // the leader's exit; Done has it again
-}
-
-// sendLimit is how long a message may take to be accepted: an end whose socket
+// SendLimit is how long a message may take to be accepted: an end whose socket
 // stays full is not reading.
-const sendLimit = 500 * time.Millisecond
+const SendLimit = 500 * time.Millisecond
 
 // Cleanup is what the guard's word makes of the cleanup.
 func (s *Swept) Cleanup() outcome.Cleanup {
