@@ -4,6 +4,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/sys"
 )
 
 // watchParent returns a channel that is closed when process ppid, our parent,
@@ -31,11 +33,10 @@ func watchParent(ppid int) <-chan struct{} {
 	go func() {
 		defer close(gone)
 		events := make([]unix.Kevent_t, 1)
-		for {
-			if n, err := unix.Kevent(kq, nil, events, nil); n > 0 || err != nil && err != unix.EINTR {
-				return
-			}
-		}
+		_ = sys.Retry(func() error {
+			_, err := unix.Kevent(kq, nil, events, nil)
+			return err
+		})
 	}()
 	return gone
 }

@@ -2,8 +2,11 @@ package main
 
 import (
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/sys"
 )
 
 // watchParent returns a channel that is closed when process ppid, our parent,
@@ -24,10 +27,8 @@ func watchParent(ppid int) <-chan struct{} {
 	go func() {
 		defer close(gone)
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		for {
-			if n, _ := unix.Poll(fds, -1); n > 0 {
-				return
-			}
+		for fds[0].Revents == 0 {
+			_ = sys.Poll(fds, time.Time{}) // what else can it do but wait
 		}
 	}()
 	return gone
@@ -39,13 +40,8 @@ func hangup(f *os.File) <-chan struct{} {
 	gone := make(chan struct{})
 	go func() {
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLRDHUP}}
-		for {
-			if n, err := unix.Poll(fds, -1); n > 0 {
-				close(gone)
-				return
-			} else if err != nil && err != unix.EINTR {
-				return
-			}
+		if sys.Poll(fds, time.Time{}) == nil {
+			close(gone)
 		}
 	}()
 	return gone

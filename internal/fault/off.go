@@ -4,11 +4,10 @@ package fault
 
 import "syscall"
 
-// Enabled reports whether this build can make calls fail.
+// Enabled reports whether the environment can make calls of this program fail.
 const Enabled = false
 
-// At returns what the next call of that kind fails with, 0 if it is to be made.
-func At(Call) syscall.Errno { return 0 }
+func due(Call) syscall.Errno { return 0 }
 
 // Size returns how much of n bytes the next read is to ask for.
 func Size(_ Call, n int) int { return n }

@@ -3,23 +3,25 @@
 package fault
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 )
 
-// Enabled reports whether this build can make calls fail.
+// Enabled reports whether the environment can make calls of this program fail.
 const Enabled = true
 
 const variable = "CURFEW_FAULTS"
 
 // rule makes some calls of one kind fail.
 type rule struct {
-	errno        syscall.Errno // 0: short
-	first, count uint64        // count 0: for ever
+	errno        syscall.Errno // 0: the call is short
+	first, count uint64        // count 0: without end
 	made         atomic.Uint64
 }
 
@@ -29,9 +31,9 @@ var (
 	state    atomic.Uint64
 )
 
-// plausible are the errors that a call can meet although everything was done
-// right. In a random run no signal is refused and no child disowned: a world in
-// which nothing can be ended is tested by rules.
+// plausible are the errors that a call can meet although the program made no mistake. In a
+// random run the kernel refuses no signal and disowns no child: a rule tests what happens
+// if nothing can be ended.
 var plausible = [calls][]syscall.Errno{
 	Open:       {syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES},
 	Openat:     {syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EACCES, syscall.ENOENT, syscall.EINTR},
@@ -48,6 +50,10 @@ var plausible = [calls][]syscall.Errno{
 	Sendmsg:    {syscall.EINTR, syscall.EAGAIN, syscall.ETOOMANYREFS},
 	Recvmsg:    {syscall.EINTR, syscall.EAGAIN, 0},
 	Socketpair: {syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM},
+	Fsync:      {syscall.EINTR, syscall.EIO, syscall.ENOSPC},
+	Rename:     {syscall.EINTR, syscall.ENOSPC, syscall.EIO},
+	Unlinkat:   {syscall.EINTR, syscall.EIO},
+	Flock:      {syscall.EINTR, syscall.ENOLCK},
 }
 
 func init() {
@@ -61,7 +67,7 @@ func init() {
 	}
 }
 
-// process says which of the three this one is.
+// process returns the word for this process in a rule.
 func process() string {
 	if name, ok := strings.CutPrefix(os.Args[0], "curfew-"); ok {
 		return name
@@ -69,6 +75,7 @@ func process() string {
 	return "caller"
 }
 
+// parse takes the rules that are for process.
 func parse(spec, process string) error {
 	for item := range strings.SplitSeq(spec, ",") {
 		what, value, ok := strings.Cut(item, "=")
@@ -78,60 +85,69 @@ func parse(spec, process string) error {
 			}
 			what = call
 		}
-		if !ok {
-			return fmt.Errorf("%q has no value", item)
+		err := error(nil)
+		switch {
+		case !ok:
+			err = errors.New("it has no value")
+		case what == "random":
+			err = parseRandom(value, process)
+		default:
+			err = parseRule(what, value)
 		}
-		if what == "random" {
-			seed, n, _ := strings.Cut(value, "/")
-			s, err := strconv.ParseUint(seed, 10, 64)
-			if err != nil {
-				return err
-			}
-			if perMille, err = strconv.ParseUint(n, 10, 64); err != nil {
-				return err
-			}
-			state.Store(s ^ uint64(len(process))<<56)
-			continue
-		}
-		r := &rule{first: 1}
-		value, window, some := strings.Cut(value, "@")
-		errno, err := strconv.ParseUint(value, 10, 12)
 		if err != nil {
-			return err
-		}
-		r.errno = syscall.Errno(errno)
-		if some {
-			from, count, _ := strings.Cut(window, "+")
-			if r.first, err = strconv.ParseUint(from, 10, 64); err != nil {
-				return err
-			}
-			if count != "" {
-				if r.count, err = strconv.ParseUint(count, 10, 64); err != nil {
-					return err
-				}
-			}
-		}
-		found := false
-		for c, name := range names {
-			if name == what {
-				rules[c], found = r, true
-			}
-		}
-		if !found {
-			return fmt.Errorf("there is no call %q", what)
+			return fmt.Errorf("%q: %w", item, err)
 		}
 	}
 	return nil
 }
 
-// due reports whether the next call of that kind is to fail, and with what.
-func due(c Call) (errno syscall.Errno, fails bool) {
+// parseRandom takes SEED/N.
+func parseRandom(value, process string) error {
+	seed, n, _ := strings.Cut(value, "/")
+	s, err := strconv.ParseUint(seed, 10, 64)
+	if err != nil {
+		return err
+	}
+	state.Store(s ^ uint64(len(process))<<56)
+	perMille, err = strconv.ParseUint(n, 10, 64)
+	return err
+}
+
+// parseRule takes ERRNO[@FIRST[+COUNT]] for one kind of call.
+func parseRule(call, value string) error {
+	kind := slices.Index(names[:], call)
+	if kind < 0 {
+		return fmt.Errorf("there is no call %q", call)
+	}
+	value, window, some := strings.Cut(value, "@")
+	errno, err := strconv.ParseUint(value, 10, 12)
+	if err != nil {
+		return err
+	}
+	r := &rule{errno: syscall.Errno(errno), first: 1}
+	rules[kind] = r
+	if !some {
+		return nil
+	}
+	first, count, _ := strings.Cut(window, "+")
+	if r.first, err = strconv.ParseUint(first, 10, 64); err == nil && count != "" {
+		r.count, err = strconv.ParseUint(count, 10, 64)
+	}
+	return err
+}
+
+// due returns the error that the next call of that kind fails with, 0 if none, or if it is
+// to be short.
+func due(c Call) syscall.Errno {
 	if r := rules[c]; r != nil {
 		n := r.made.Add(1)
-		return r.errno, n >= r.first && (r.count == 0 || n < r.first+r.count)
+		if n >= r.first && (r.count == 0 || n < r.first+r.count) {
+			return r.errno
+		}
+		return 0
 	}
 	if perMille == 0 || len(plausible[c]) == 0 {
-		return 0, false
+		return 0
 	}
 	// splitmix64
 	z := state.Add(0x9e3779b97f4a7c15)
@@ -139,17 +155,9 @@ func due(c Call) (errno syscall.Errno, fails bool) {
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	z ^= z >> 31
 	if z%1000 >= perMille {
-		return 0, false
+		return 0
 	}
-	return plausible[c][z>>32%uint64(len(plausible[c]))], true
-}
-
-// At returns what the next call of that kind fails with, 0 if it is to be made.
-func At(c Call) syscall.Errno {
-	if errno, fails := due(c); fails {
-		return errno
-	}
-	return 0
+	return plausible[c][z>>32%uint64(len(plausible[c]))]
 }
 
 // Size returns how much of n bytes the next read is to ask for. It is for calls

@@ -18,26 +18,29 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 // killedAt ends this process with SIGKILL instead of its nth call of those that
 // change what is on the disk: between them it makes no difference.
 func killedAt(n int) {
 	calls := 0
-	inject = func(call string) error {
+	fault.Inject = func(call fault.Call) syscall.Errno {
 		switch call {
-		case "mkdir", "open", "write", "rename", "unlink":
+		case fault.Mkdir, fault.Open, fault.Write, fault.Rename, fault.Unlink:
 			calls++
 		}
 		if calls == n {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 			select {} // until it takes effect
 		}
-		return nil
+		return 0
 	}
 }
 

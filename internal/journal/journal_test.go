@@ -22,6 +22,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
 )
 
 func TestRoundTrip(t *testing.T) {
@@ -600,21 +602,21 @@ func (w watched) Err() error {
 }
 
 // Between the opening and the locking of a late helper, Recover finds none.
-func TestLateHelperIsRefused(t *testing.T) { // not parallel: inject
+func TestLateHelperIsRefused(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	dead, j := open(t, dir), open(t, dir)
 	begin(t, dead, "a")
 	leave(dead.peer, dead.caller) // as if it was killed
 	dead.closed = true
-	t.Cleanup(func() { inject = nil })
-	inject = func(call string) error {
-		if call == "flock" {
-			inject = nil
+	t.Cleanup(func() { fault.Inject = nil })
+	fault.Inject = func(call fault.Call) syscall.Errno {
+		if call == fault.Flock {
+			fault.Inject = nil
 			if got, err := given(t, j, 0); err != nil || len(got) != 1 {
 				t.Errorf("%v, %v", got, err)
 			}
 		}
-		return nil
+		return 0
 	}
 	if _, err := Hold(dir, dead.Peer()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v, want %v", err, fs.ErrNotExist)
@@ -623,20 +625,20 @@ func TestLateHelperIsRefused(t *testing.T) { // not parallel: inject
 
 // What was read before the caller was known to be dead, or its helpers to be
 // gone, may have changed by then.
-func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: inject
-	t.Cleanup(func() { inject = nil })
+func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: fault.Inject
+	t.Cleanup(func() { fault.Inject = nil })
 	for _, test := range []struct {
 		name   string
-		call   string // before which it changes
+		call   fault.Call // before which it changes
 		nth    int
 		change func(j *Journal) error
 		want   []string
 	}{
-		{"ended before the caller is known to be dead", "fcntl", 1, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
+		{"ended before the caller is known to be dead", fault.Fcntl, 1, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
 		// The first flock is that of recover.lock.
-		{"ended before the helpers are known to be gone", "flock", 2, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
-		{"delivered before the caller is known to be dead", "fcntl", 1, func(j *Journal) error { return j.Delivered("a") }, nil},
-		{"delivered before the record is read", "read", 1, func(j *Journal) error { return j.Delivered("a") }, nil},
+		{"ended before the helpers are known to be gone", fault.Flock, 2, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
+		{"delivered before the caller is known to be dead", fault.Fcntl, 1, func(j *Journal) error { return j.Delivered("a") }, nil},
+		{"delivered before the record is read", fault.Read, 1, func(j *Journal) error { return j.Delivered("a") }, nil},
 	} {
 		dir := t.TempDir()
 		dead, j := open(t, dir), open(t, dir)
@@ -644,16 +646,16 @@ func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: inject
 		leave(dead.peer, dead.caller) // as if it was killed
 		dead.closed = true
 		calls := 0
-		inject = func(call string) error {
+		fault.Inject = func(call fault.Call) syscall.Errno {
 			if call == test.call {
 				if calls++; calls == test.nth {
-					inject = nil
+					fault.Inject = nil
 					if err := test.change(dead); err != nil {
 						t.Errorf("%s: %v", test.name, err)
 					}
 				}
 			}
-			return nil
+			return 0
 		}
 		var settled []string
 		got, err := j.Recover(context.Background(), 0, func(e Entry) End {
@@ -670,10 +672,10 @@ func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: inject
 }
 
 // Somebody who recovers at any moment of Open takes nothing away from it.
-func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: inject
+func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	open(t, dir)
-	t.Cleanup(func() { inject = nil })
+	t.Cleanup(func() { fault.Inject = nil })
 	calls := 0
 	recover := func() {
 		p := play(t, "recover", dir)
@@ -682,14 +684,14 @@ func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: inject
 			t.Errorf("given %v", got)
 		}
 	}
-	inject = func(call string) error {
-		if calls++; call == "fcntl" || call == "rename" || call == "open" || call == "fstat" {
+	fault.Inject = func(call fault.Call) syscall.Errno {
+		if calls++; call == fault.Fcntl || call == fault.Rename || call == fault.Open || call == fault.Fstat {
 			recover()
 		}
-		return nil
+		return 0
 	}
 	j := open(t, dir)
-	inject = nil
+	fault.Inject = nil
 	begin(t, j, "a")
 	recover()
 	if !exists(callerFile(dir, j.Peer())) || !exists(helpersFile(dir, j.Peer())) || !exists(recordFile(dir, "a")) {
@@ -698,23 +700,23 @@ func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: inject
 }
 
 // What is durable was synced before it was given its name, or was reported.
-func TestOrderOfCalls(t *testing.T) { // not parallel: inject
+func TestOrderOfCalls(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	dead, j := open(t, dir), open(t, dir)
-	t.Cleanup(func() { inject = nil })
+	t.Cleanup(func() { fault.Inject = nil })
 	var calls []string
 	record := func(do func() error) string {
 		calls = nil
-		inject = func(call string) error {
-			if call != "fstat" && call != "read" && call != "unlink" {
-				calls = append(calls, call)
+		fault.Inject = func(call fault.Call) syscall.Errno {
+			if call != fault.Fstat && call != fault.Read && call != fault.Unlink {
+				calls = append(calls, call.String())
 			}
-			return nil
+			return 0
 		}
 		if err := do(); err != nil {
 			t.Error(err)
 		}
-		inject = nil
+		fault.Inject = nil
 		return strings.Join(calls, " ")
 	}
 	end := func() error { return WriteEnd(dir, "a", End{}) }
@@ -931,20 +933,20 @@ func life(dir string) (given []string, delivered bool, err error) {
 	return given, deliverErr == nil, errors.Join(err, recoverErr)
 }
 
-func TestInterruptedCalls(t *testing.T) { // not parallel: inject
-	t.Cleanup(func() { inject = nil })
-	calls := map[string]int{}
-	inject = func(call string) error {
+func TestInterruptedCalls(t *testing.T) { // not parallel: fault.Inject
+	t.Cleanup(func() { fault.Inject = nil })
+	calls := map[fault.Call]int{}
+	fault.Inject = func(call fault.Call) syscall.Errno {
 		if calls[call]++; calls[call]%2 == 1 {
 			return unix.EINTR
 		}
-		return nil
+		return 0
 	}
 	got, _, err := life(t.TempDir())
 	if err != nil || !slices.Equal(got, []string{"ended", "open"}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, call := range []string{"open", "fstat", "read", "write", "fsync", "rename", "unlink", "mkdir", "fcntl", "flock"} {
+	for _, call := range []fault.Call{fault.Open, fault.Fstat, fault.Read, fault.Write, fault.Fsync, fault.Rename, fault.Unlink, fault.Mkdir, fault.Fcntl, fault.Flock} {
 		if calls[call] < 2 {
 			t.Errorf("%s was not made", call)
 		}
@@ -953,22 +955,22 @@ func TestInterruptedCalls(t *testing.T) { // not parallel: inject
 
 // Each call fails once. It is said, no descriptor stays open, and nothing is
 // given twice or lost.
-func TestFailingCalls(t *testing.T) { // not parallel: inject, descriptors
-	t.Cleanup(func() { inject = nil })
+func TestFailingCalls(t *testing.T) { // not parallel: fault.Inject, descriptors
+	t.Cleanup(func() { fault.Inject = nil })
 	descriptors(t)
 	before := descriptors(t)
 	for n, failed := 1, true; failed; n++ {
 		dir := filepath.Join(t.TempDir(), "state")
 		calls, which := 0, ""
-		inject = func(call string) error {
+		fault.Inject = func(call fault.Call) syscall.Errno {
 			if calls++; calls == n {
-				which = call
+				which = call.String()
 				return unix.EIO
 			}
-			return nil
+			return 0
 		}
 		first, delivered, err := life(dir)
-		inject = nil
+		fault.Inject = nil
 		if failed = which != ""; failed && !errors.Is(err, unix.EIO) {
 			t.Errorf("call %d, %s: failed and nothing was said: %v", n, which, err)
 		}

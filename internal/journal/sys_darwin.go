@@ -2,11 +2,10 @@ package journal
 
 import "golang.org/x/sys/unix"
 
-// fsync alone leaves the data in the drive's cache (fsync(2)). Not every
-// filesystem has the other.
+// fsync asks the drive to write its cache too: fsync(2) does not. Not every file system can.
 func fsync(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_FULLFSYNC, 0)
-	if err == nil || err == unix.EINTR { // which is tried again
+	if err == nil || err == unix.EINTR { // syncFile repeats an interrupted call
 		return err
 	}
 	return unix.Fsync(fd)

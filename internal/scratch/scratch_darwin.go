@@ -6,14 +6,19 @@
 
 package scratch
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
 
-const parentFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+	"curfew/internal/fault"
+	"curfew/internal/sys"
+)
+
+const parentFlags = unix.O_RDONLY | unix.O_DIRECTORY
 
 // openClosed opens a directory for which openat has returned EACCES.
 func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
 	var st unix.Stat_t
-	err := retry(func() error { return unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	err := fstatat(at, name, &st)
 	if err == nil {
 		err = ok(-1, &st)
 	}
@@ -24,15 +29,15 @@ func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (in
 		return -1, unix.EACCES
 	}
 	mode := uint32(st.Mode)&0o7777 | 0o700
-	if err := retry(func() error { return unix.Fchmodat(at, name, mode, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
+	if err := sys.Call(fault.Fchmod, func() error { return unix.Fchmodat(at, name, mode, unix.AT_SYMLINK_NOFOLLOW) }); err != nil {
 		return -1, err
 	}
-	return open(at, name, dirFlags)
+	return sys.Openat(at, name, dirFlags)
 }
 
 // unlinkat removes a name that ends with a NUL.
 func unlinkat(at int, name []byte, flags int) error {
-	return retry(func() error { return unix.Unlinkat(at, text(name), flags) })
+	return sys.Call(fault.Unlinkat, func() error { return unix.Unlinkat(at, text(name), flags) })
 }
 
 // birth returns when what has the status st was made.

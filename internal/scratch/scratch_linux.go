@@ -10,20 +10,23 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
+	"curfew/internal/sys"
 )
 
 // parentFlags are for a directory that may be searched and not read.
-const parentFlags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+const parentFlags = unix.O_PATH | unix.O_DIRECTORY
 
 // openClosed opens a directory for which openat has returned EACCES.
 func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
-	handle, err := open(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	handle, err := sys.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
 		return -1, err
 	}
 	defer unix.Close(handle)
 	var st unix.Stat_t
-	if err = fstat(handle, &st); err == nil {
+	if err = sys.Fstat(handle, &st); err == nil {
 		err = ok(handle, &st)
 	}
 	if err != nil {
@@ -33,17 +36,17 @@ func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (in
 		return -1, unix.EACCES
 	}
 	// fchmod takes no such descriptor, and fchmodat2 came with Linux 6.6.
-	err = retry(func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(handle), st.Mode&0o7777|0o700) })
+	err = sys.Call(fault.Fchmod, func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(handle), st.Mode&0o7777|0o700) })
 	if err != nil {
 		return -1, unix.EACCES // what it says of /proc would mislead
 	}
-	return open(handle, ".", dirFlags)
+	return sys.Openat(handle, ".", dirFlags)
 }
 
 // unlinkat removes a name that ends with a NUL. It allocates nothing, as that of
 // the library does for each name.
 func unlinkat(at int, name []byte, flags int) error {
-	return retry(func() error {
+	return sys.Call(fault.Unlinkat, func() error {
 		_, _, errno := unix.Syscall(unix.SYS_UNLINKAT, uintptr(at), uintptr(unsafe.Pointer(&name[0])), uintptr(flags))
 		if errno != 0 {
 			return errno
@@ -55,7 +58,7 @@ func unlinkat(at int, name []byte, flags int) error {
 // birth returns when what fd stands for was made, 0 if the file system does not know it.
 func birth(fd int, _ *unix.Stat_t) int64 {
 	var st unix.Statx_t
-	err := retry(func() error {
+	err := sys.Retry(func() error {
 		return unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_SYNC_AS_STAT, unix.STATX_BTIME, &st)
 	})
 	if err != nil || st.Mask&unix.STATX_BTIME == 0 {

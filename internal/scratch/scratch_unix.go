@@ -3,8 +3,6 @@
 package scratch
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,9 +11,11 @@ import (
 	pathpkg "path"
 	"strconv"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/fault"
+	"curfew/internal/sys"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 
 	chunkBytes = 8 << 10 // of a listing, at each level
 
-	dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
 )
 
 func makeDir(path string) (Dir, error) {
@@ -77,22 +77,19 @@ func (d *Dir) is(fd int, st *unix.Stat_t) error {
 // entries but the two that every directory has.
 func isEmpty(fd int) bool {
 	var chunk [1 << 10]byte
-	for {
-		n := 0
-		err := retry(func() (err error) { n, err = unix.ReadDirent(fd, chunk[:]); return })
-		if err != nil || n <= 0 {
-			return err == nil
-		}
-		if _, count, _ := unix.ParseDirent(chunk[:n], -1, nil); count > 0 {
+	list := sys.List(fd, chunk[:])
+	for list.Next() {
+		if !list.IsDot() {
 			return false
 		}
 	}
+	return list.Err == nil
 }
 
 // find returns the directory that has the name now. A mount point is refused.
 func find(path string) (d Dir, err error) {
 	// For a mount point the system answers EBUSY, also if what is mounted is not empty.
-	err = retry(func() error { return unix.Rmdir(path) })
+	err = sys.Call(fault.Rmdir, func() error { return unix.Rmdir(path) })
 	if err == nil {
 		return d, fs.ErrNotExist // and with that the work is done
 	}
@@ -110,7 +107,7 @@ func find(path string) (d Dir, err error) {
 
 func remove(d Dir, until time.Time) error {
 	parent, name := pathpkg.Split(d.Path)
-	at, err := open(unix.AT_FDCWD, parent, parentFlags)
+	at, err := sys.Openat(unix.AT_FDCWD, parent, parentFlags)
 	if err == unix.ENOENT {
 		return nil
 	}
@@ -236,7 +233,7 @@ func (r *remover) finish(at int, name []byte, fd, level int) bool {
 // been renamed while it was cleared.
 func (r *remover) stillThere(at int, name []byte) error {
 	var st unix.Stat_t
-	err := retry(func() error { return unix.Fstatat(at, text(name), &st, unix.AT_SYMLINK_NOFOLLOW) })
+	err := fstatat(at, text(name), &st)
 	if err == nil && (uint64(st.Dev) != r.dev || st.Ino != r.ino) {
 		err = errOther
 	}
@@ -264,35 +261,26 @@ func (r *remover) clear(fd, level int) (some bool) {
 // pass goes once through the directory fd at a level. It reports whether
 // anything in it was removed.
 func (r *remover) pass(fd, level int) (some bool) {
-	chunk := r.chunks[level][:]
 	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil {
 		r.miss(level, []byte(".\x00"), "lseek", err)
 		return false
 	}
-	for {
-		n := 0
-		err := retry(func() (err error) { n, err = unix.ReadDirent(fd, chunk); return })
-		if err != nil && err != unix.ENOENT { // ENOENT: the directory itself is gone
-			r.miss(level, []byte(".\x00"), "getdents", err)
+	list := sys.List(fd, r.chunks[level][:])
+	for list.Next() {
+		if list.IsDot() {
+			continue
 		}
-		if err != nil || n <= 0 {
+		if r.late = r.late || !time.Now().Before(r.until); r.late {
 			return some
 		}
-		for rest := chunk[:n]; len(rest) > 0; {
-			var name []byte
-			var kind byte
-			name, kind, rest = next(rest)
-			if s := name[:len(name)-1]; string(s) == "." || string(s) == ".." {
-				continue
-			}
-			if r.late = r.late || !time.Now().Before(r.until); r.late {
-				return some
-			}
-			if r.entry(fd, level, name, kind) {
-				some = true
-			}
+		if r.entry(fd, level, list.Name[:len(list.Name)+1], list.Kind) { // with its NUL
+			some = true
 		}
 	}
+	if list.Err != nil && list.Err != unix.ENOENT { // ENOENT: the directory itself is gone
+		r.miss(level, []byte(".\x00"), "getdents", list.Err)
+	}
+	return some
 }
 
 // entry removes one entry of the directory at, which is open at a level, and
@@ -347,7 +335,7 @@ func (r *remover) subdirectory(at, level int, name []byte) bool {
 	// The opening was for the right to write in it, which the renaming needs. A
 	// pass through the root finds it again.
 	fresh := r.fresh + strconv.Itoa(r.moved)
-	err = retry(func() error { return unix.Renameat(at, text(name), r.root, fresh) })
+	err = sys.Call(fault.Renameat, func() error { return unix.Renameat(at, text(name), r.root, fresh) })
 	if err == nil {
 		r.moved++
 		return true
@@ -366,21 +354,13 @@ func (r *remover) sameDevice(_ int, st *unix.Stat_t) error {
 	return nil
 }
 
-// next cuts the first entry off a piece of a listing. The name ends with its NUL.
-func next(chunk []byte) (name []byte, kind byte, rest []byte) {
-	size := binary.NativeEndian.Uint16(chunk[unsafe.Offsetof(unix.Dirent{}.Reclen):])
-	kind = chunk[unsafe.Offsetof(unix.Dirent{}.Type)]
-	name = chunk[unsafe.Offsetof(unix.Dirent{}.Name):size]
-	return name[:bytes.IndexByte(name, 0)+1], kind, chunk[size:]
-}
-
 func text(name []byte) string { return string(name[:len(name)-1]) }
 
 // openDir opens the directory name in at to be listed and changed. One that
 // lacks the right and is ours is given it. ok has seen it before anything is
 // changed. No link is followed.
 func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
-	fd, err := open(at, name, dirFlags)
+	fd, err := sys.Openat(at, name, dirFlags)
 	if err == unix.EACCES {
 		fd, err = openClosed(at, name, ok)
 	}
@@ -388,7 +368,7 @@ func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, 
 		return -1, err
 	}
 	var st unix.Stat_t
-	if err = fstat(fd, &st); err == nil {
+	if err = sys.Fstat(fd, &st); err == nil {
 		err = ok(fd, &st)
 	}
 	if err != nil {
@@ -397,7 +377,7 @@ func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, 
 	}
 	if mode := uint32(st.Mode); mode&0o700 != 0o700 && ours(&st) {
 		// If that fails, so does the removal of the entries, which tells why.
-		_ = retry(func() error { return unix.Fchmod(fd, mode&0o7777|0o700) })
+		_ = sys.Call(fault.Fchmod, func() error { return unix.Fchmod(fd, mode&0o7777|0o700) })
 	}
 	return fd, nil
 }
@@ -406,18 +386,6 @@ func ours(st *unix.Stat_t) bool { return int(st.Uid) == os.Geteuid() }
 
 func isDir(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-func open(at int, name string, flags int) (fd int, err error) {
-	err = retry(func() error { fd, err = unix.Openat(at, name, flags, 0); return err })
-	return fd, err
-}
-
-func fstat(fd int, st *unix.Stat_t) error { return retry(func() error { return unix.Fstat(fd, st) }) }
-
-// retry repeats a system call that a signal has interrupted.
-func retry(call func() error) error {
-	for {
-		if err := call(); err != unix.EINTR {
-			return err
-		}
-	}
+func fstatat(at int, name string, st *unix.Stat_t) error {
+	return sys.Call(fault.Fstatat, func() error { return unix.Fstatat(at, name, st, unix.AT_SYMLINK_NOFOLLOW) })
 }

@@ -19,6 +19,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
+
+	"curfew/internal/fault"
+	"curfew/internal/sys"
 )
 
 // The tests of this package do not run in parallel: they count the descriptors
@@ -238,7 +241,7 @@ func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
 	parent := t.TempDir()
 	d := makeIn(t, parent)
 	plant(t, d.Path)
-	root, err := open(unix.AT_FDCWD, d.Path, dirFlags)
+	root, err := sys.Openat(unix.AT_FDCWD, d.Path, dirFlags)
 	must(t, err)
 	defer unix.Close(root)
 	must(t, os.Rename(d.Path, d.Path+"-was"))
@@ -555,16 +558,55 @@ func TestRemoveWhateverTheListingSays(t *testing.T) {
 	}
 }
 
-func TestRetry(t *testing.T) {
-	calls := 0
-	err := retry(func() error {
-		if calls++; calls < 4 {
+// A signal can interrupt every call.
+func TestRemoveWhenInterrupted(t *testing.T) { // not parallel: fault.Inject
+	t.Cleanup(func() { fault.Inject = nil })
+	d := makeIn(t, t.TempDir())
+	plant(t, filepath.Join(d.Path, "a"))
+	calls := map[fault.Call]int{}
+	fault.Inject = func(call fault.Call) syscall.Errno {
+		if calls[call]++; calls[call]%2 == 1 {
 			return unix.EINTR
 		}
-		return unix.EACCES
-	})
-	if calls != 4 || err != unix.EACCES {
-		t.Errorf("%d calls, %v; want 4, EACCES", calls, err)
+		return 0
+	}
+	gone(t, d)
+	for _, call := range []fault.Call{fault.Openat, fault.Fstat, fault.Fstatat, fault.Getdents, fault.Unlinkat} {
+		if calls[call] < 2 {
+			t.Errorf("%s was not made", call)
+		}
+	}
+}
+
+// Each call fails once. The error is reported, or the directory is gone; nothing else is.
+func TestRemoveWhenACallFails(t *testing.T) { // not parallel: fault.Inject
+	t.Cleanup(func() { fault.Inject = nil })
+	for n, failed := 1, fault.Call(0); ; n++ {
+		parent := t.TempDir()
+		d := makeIn(t, parent)
+		plant(t, filepath.Join(d.Path, "a"))
+		plant(t, filepath.Join(parent, "other"))
+		other := picture(t, filepath.Join(parent, "other"))
+		calls := 0
+		fault.Inject = func(call fault.Call) syscall.Errno {
+			if calls++; calls == n {
+				failed = call
+				return unix.EIO
+			}
+			return 0
+		}
+		err := removed(t, d)
+		fault.Inject = nil
+		_, there := os.Lstat(d.Path)
+		if (err == nil) != errors.Is(there, fs.ErrNotExist) || err != nil && !errors.Is(err, unix.EIO) {
+			t.Errorf("call %d, %s: %v, and the directory: %v", n, failed, err, there)
+		}
+		if after := picture(t, filepath.Join(parent, "other")); after != other {
+			t.Errorf("call %d, %s: what was beside it has changed:\n%s", n, failed, after)
+		}
+		if calls < n {
+			return
+		}
 	}
 }
 
@@ -578,7 +620,7 @@ func TestDescriptorsAreClosedOnExec(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(d.Path, "closed"), 0))
 	any := func(int, *unix.Stat_t) error { return nil }
 	for _, opened := range []func() (int, error){
-		func() (int, error) { return open(unix.AT_FDCWD, d.Path, parentFlags) },
+		func() (int, error) { return sys.Openat(unix.AT_FDCWD, d.Path, parentFlags) },
 		func() (int, error) { return openDir(unix.AT_FDCWD, d.Path, any) },
 		func() (int, error) { return openDir(unix.AT_FDCWD, filepath.Join(d.Path, "closed"), any) },
 	} {
