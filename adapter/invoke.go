@@ -718,7 +718,7 @@ func (f *opened) close() {
 }
 
 // prepare makes the request, with the pipes. On an error nothing is left open.
-func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error) {
+func (v *invocation) prepare() (_ *wire.Request, files *opened, err error) {
 	c := &v.cmd
 	if err := c.check(); err != nil {
 		return nil, nil, err
@@ -755,7 +755,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 		return nil, nil, &outcome.StartError{Op: outcome.OpChdir, Path: dir, Err: err}
 	}
 	files.fds = append(files.fds, dirFD)
-	q := &supervisor.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
+	q := &wire.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
 	q.Settings = wire.Settings{
 		Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
 		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: wire.AfterExit(c.AfterExit),
@@ -771,7 +771,7 @@ func (v *invocation) prepare() (_ *supervisor.Request, files *opened, err error)
 
 // limitTimeout gives the supervisor the nearer of the two deadlines, so that it
 // holds while the caller is stopped.
-func (v *invocation) limitTimeout(q *supervisor.Request) {
+func (v *invocation) limitTimeout(q *wire.Request) {
 	now := time.Now()
 	if v.cmd.Timeout > 0 {
 		q.Timeout = max(v.cmd.Timeout-now.Sub(v.began), 1)
@@ -784,7 +784,7 @@ func (v *invocation) limitTimeout(q *supervisor.Request) {
 }
 
 // connect gives the CLI its descriptors.
-func (v *invocation) connect(q *supervisor.Request, files *opened) error {
+func (v *invocation) connect(q *wire.Request, files *opened) error {
 	c := &v.cmd
 	give := func(number, fd int) {
 		q.Numbers = append(q.Numbers, number)

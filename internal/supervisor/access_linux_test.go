@@ -99,7 +99,7 @@ func TestCLISpeaksForItsSupervisor(t *testing.T) {
 			for {
 				ev, err := h.Next()
 				if err != nil {
-					if !errors.Is(err, errOther) {
+					if !errors.Is(err, wire.ErrOtherSender) {
 						t.Errorf("the caller is told %v", err)
 					}
 					break
@@ -166,19 +166,20 @@ func TestAnotherGreets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pair, err := socketpair()
+			pair, err := wire.Socketpair()
 			if err != nil {
 				t.Fatal(err)
 			}
 			h := newHelper("stub", pair[0])
-			other, err := socketpair()
+			other, err := wire.Socketpair()
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer closeAll(other[1:])
 			h.guard = &Guard{Helper: newHelper("stub", other[0])}
 			defer h.guard.conn.Close()
-			h.guard.pid, h.guard.sender = self, self
+			h.guard.pid = self
+			h.guard.conn.SetPeer(self)
 			greeted := make(chan error, 1)
 			go func() { greeted <- h.greet(t.Context()) }()
 			for _, what := range tt.order {
@@ -189,7 +190,7 @@ func TestAnotherGreets(t *testing.T) {
 				if what == "hello" {
 					m, files = &wire.Message{Hello: &wire.Hello{Version: wire.Version, PID: self, Pidfd: true}}, []int{pidfd(t, self)}
 				}
-				if err := sendOn(pair[1], m, files); err != nil {
+				if err := wire.SendOn(pair[1], m, files...); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -98,7 +98,7 @@ func guardedRun(h *Helper, j *journal.Journal, dir, script string) (*guarded, st
 	s := settings()
 	s.Duties = wire.Duties{ID: id, TempDir: wire.NewTempDir(temp), Journal: true}
 	h.Watch(&s.Duties)
-	err = h.Run(context.Background(), &Request{Settings: s, Path: "/bin/sh", Args: []string{"sh", "-c", script, dir}, Env: os.Environ(), Dir: int(root.Fd()), Files: []int{int(w.Fd())}})
+	err = h.Run(context.Background(), &wire.Request{Settings: s, Path: "/bin/sh", Args: []string{"sh", "-c", script, dir}, Env: os.Environ(), Dir: int(root.Fd()), Files: []int{int(w.Fd())}})
 	w.Close()
 	if err != nil {
 		return nil, "", err

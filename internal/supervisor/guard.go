@@ -32,7 +32,7 @@ func spawnGuard(exe string, journal []string) (*Guard, error) {
 
 // spawn has the guard start a supervisor. The supervisor has to be greeted.
 func (g *Guard) spawn() (*Helper, error) {
-	pair, err := socketpair()
+	pair, err := wire.Socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -45,8 +45,8 @@ func (g *Guard) spawn() (*Helper, error) {
 	stderr, drop := h.keepWords(null)
 	defer drop()
 	h.guard, h.cgroup, h.noFile = g, g.cgroup, g.noFile
-	if err := g.tellWith(&wire.Message{Spawn: &wire.Spawn{ID: h.id}}, []int{pair[1], caller, stderr}); err != nil {
-		_ = h.conn.Close()
+	if err := g.conn.Send(&wire.Message{Spawn: &wire.Spawn{ID: h.id}}, pair[1], caller, stderr); err != nil {
+		h.conn.Close()
 		h.words.close()
 		return nil, fmt.Errorf("%w: ask the guard: %w", errRefused, err)
 	}
@@ -58,7 +58,7 @@ func (g *Guard) spawn() (*Helper, error) {
 // then the caller does what is left, or Recover.
 func (h *Helper) Watch(d *wire.Duties) {
 	if h.guard != nil {
-		_ = h.guard.tell(&wire.Message{Watch: &wire.Watch{ID: h.id, Duties: d}})
+		_ = h.guard.conn.Send(&wire.Message{Watch: &wire.Watch{ID: h.id, Duties: d}})
 	}
 }
 
@@ -79,14 +79,14 @@ func (h *Helper) Swept(until time.Time) (*wire.Swept, error) {
 	if h.guard == nil || h.pid == 0 {
 		return nil, errGuardLost
 	}
-	pair, err := socketpair()
+	pair, err := wire.Socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
 	answer := newHelper(h.exe, pair[0])
-	answer.sender = h.guard.sender
+	answer.conn.SetPeer(h.guard.conn.Peer())
 	defer answer.Close(0) // with what came with the answer
-	err = h.guard.tellWith(&wire.Message{Lost: &wire.Lost{ID: h.id}}, []int{pair[1]})
+	err = h.guard.conn.Send(&wire.Message{Lost: &wire.Lost{ID: h.id}}, pair[1])
 	unix.Close(pair[1])
 	if err != nil {
 		return nil, errGuardLost
@@ -94,7 +94,7 @@ func (h *Helper) Swept(until time.Time) (*wire.Swept, error) {
 	var m *wire.Message
 	err = h.guard.awake(until, func(look time.Time) error {
 		answer.Interrupt(look)
-		m, _, err = answer.read()
+		m, err = answer.read()
 		return err
 	})
 	switch {

@@ -19,9 +19,9 @@ import (
 // supervisor can only be such an orphan. It is ended.
 type warden struct {
 	tree    wardTree
-	control int // descriptors: the socket to the caller, and what tells of its end
+	conn    *wire.Conn
+	control int // descriptors: the socket of conn, and what tells of the caller's end
 	caller  int
-	in      wire.Inbox
 	null    int
 	root    int
 
@@ -44,9 +44,6 @@ type warden struct {
 	// What can hang, and does not happen here: nil where it is not done at all.
 	remove   func(*wire.TempDir) error
 	writeEnd func(id string, report *wire.Done) error
-
-	buf [4 << 10]byte
-	oob [1024]byte
 }
 
 // wardTree is what a guard asks of a proctree.Tree.
@@ -96,7 +93,7 @@ const keepSwept = 256
 // supervisor held has gone.
 func serveGuard() (code int) {
 	err := settle()
-	g := &warden{control: wire.ControlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
+	g := &warden{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
 		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removeTempDir}
 	dir := ""
 	if err == nil {
@@ -116,7 +113,7 @@ func serveGuard() (code int) {
 		g.root, err = proctree.OpenFile("/", unix.O_PATH)
 	}
 	if err != nil {
-		_ = sendOn(wire.ControlFD, wire.Refusal(err), nil)
+		_ = g.conn.Send(wire.Refusal(err))
 		return 0
 	}
 	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
@@ -124,7 +121,7 @@ func serveGuard() (code int) {
 	}
 	g.tree.SetEar(g.interrupted)
 	state, err := readState(g.tree.ForkingThread())
-	if hello(state, err == nil) != nil {
+	if hello(g.conn, state, err == nil) != nil {
 		return 0
 	}
 	shortenSlice(g.tree.ForkingThread(), &state)
@@ -257,13 +254,13 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 		g.spawns = g.spawns[1:]
 		s := order.supervisor
 		if ev.StartErr != nil {
-			_ = sendOn(order.socket, wire.Refusal(ev.StartErr), nil)
+			_ = wire.SendOn(order.socket, wire.Refusal(ev.StartErr))
 			s.dead, s.swept = true, true
 			delete(g.supervisors, s.id)
 		} else {
 			s.pid, s.group = ev.Ward, proctree.GroupName(ev.Ward, s.id)
 			g.living[s.pid] = s
-			_ = sendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: s.pid}}, nil) // a caller that is gone needs no supervisor
+			_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: s.pid}}) // a caller that is gone needs no supervisor
 		}
 		closeAll([]int{order.socket, order.caller, order.stderr})
 	}
@@ -313,7 +310,7 @@ func (g *warden) settleUp() {
 		}
 		s := q.supervisor
 		s.report.Left = s.report.Left && g.tree.EndWardGroup(s.group)
-		_ = sendOn(q.socket, &wire.Message{Swept: &s.report}, nil) // who does not listen need not know
+		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
 	})
@@ -378,7 +375,7 @@ func (g *warden) interrupted() bool {
 
 // listen hears the caller. False if it is gone, or said what cannot be served.
 func (g *warden) listen() bool {
-	return listenTo(g.control, &g.in, g.buf[:], g.oob[:], g.handle, func(*wire.Message) error {
+	return listenTo(g.conn, g.handle, func(*wire.Message) error {
 		return nil // who asked finds its socket closed
 	})
 }

@@ -57,7 +57,7 @@ func heldRun(t *testing.T, p *Pool, s wire.Settings, env []string, path string, 
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	err = h.Run(t.Context(), &Request{Settings: s, Path: path, Args: append([]string{path}, args...), Env: env, Dir: int(dir.Fd()), Files: []int{int(w.Fd())}})
+	err = h.Run(t.Context(), &wire.Request{Settings: s, Path: path, Args: append([]string{path}, args...), Env: env, Dir: int(dir.Fd()), Files: []int{int(w.Fd())}})
 	w.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -587,7 +587,7 @@ func suspendsRole(args []string) error {
 	}
 	s := settings()
 	s.Numbers = []int{3}
-	if err := h.Run(context.Background(), &Request{Settings: s, Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{3}}); err != nil {
+	if err := h.Run(context.Background(), &wire.Request{Settings: s, Path: sh, Args: []string{"sh", "-c", script}, Env: os.Environ(), Dir: int(dir.Fd()), Files: []int{3}}); err != nil {
 		return err
 	}
 	unix.Close(3)
@@ -602,7 +602,7 @@ func suspendsRole(args []string) error {
 // sign that it has died.
 func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	t.Parallel()
-	pair, err := socketpair()
+	pair, err := wire.Socketpair()
 	if err != nil {
 		t.Fatal(err)
 	}

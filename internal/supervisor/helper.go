@@ -28,11 +28,7 @@ import (
 // after another. Its methods are for one goroutine at a time, except Stop,
 // Signal, Interrupt and Kill.
 type Helper struct {
-	conn *os.File
-	in   wire.Inbox
-	buf  []byte
-
-	send sync.Mutex
+	conn *wire.Conn
 	pid  int
 
 	end   sync.Mutex // of pidfd: a guard is used by the goroutines of all its supervisors
@@ -43,10 +39,6 @@ type Helper struct {
 	exit  *unix.WaitStatus // how it ended, if it was our child; nil: not, or not known
 	words *startWords      // nil: not kept
 	guard *Guard           // its parent; nil if we are
-
-	tells  bool // who has sent what comes over conn
-	sender int  // the process that all its messages must come from, as our kernel numbers it; 0: not known
-	from   int  // the process that the last bytes came from
 
 	id      string // stands for it and for no other, whatever becomes of its pid
 	exe     string // what was executed
@@ -126,7 +118,7 @@ func start(name, exe string, journal []string) (*Helper, error) {
 	if err := privileged(exe); err != nil {
 		return nil, fmt.Errorf("%w from %s: %w; set Options.Supervisor to an installed curfew", errRefused, exe, err)
 	}
-	pair, err := socketpair()
+	pair, err := wire.Socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
 	}
@@ -154,27 +146,19 @@ func start(name, exe string, journal []string) (*Helper, error) {
 		})
 	}
 	if err != nil {
-		_ = h.conn.Close()
+		h.conn.Close()
 		h.words.close()
 		return nil, fmt.Errorf("%w: execute %s: %w", errRefused, exe, err)
 	}
 	h.pid, h.exact = h.child, identify(h.child)
-	if h.tells {
-		h.sender = h.child
+	if h.conn.SendersNamed() {
+		h.conn.SetPeer(h.child)
 	}
 	return h, nil
 }
 
-func socketpair() ([2]int, error) {
-	if errno := fault.At(fault.Socketpair); errno != 0 {
-		return [2]int{-1, -1}, errno
-	}
-	return newSocketpair()
-}
-
 func newHelper(exe string, socket int) *Helper {
-	_ = unix.SetNonblock(socket, true) // it is a socket: this cannot fail
-	return &Helper{id: wire.NewID(), exe: exe, pidfd: -1, ready: true, tells: tellSenders(socket), conn: os.NewFile(uintptr(socket), "curfew control socket")}
+	return &Helper{id: wire.NewID(), exe: exe, pidfd: -1, ready: true, conn: wire.NewCallerConn(socket)}
 }
 
 // nullDescriptor opens something that gives and takes nothing.
@@ -202,9 +186,9 @@ func (h *Helper) greet(ctx context.Context) error {
 	defer over()
 	defer h.words.close()
 	// Of a supervisor that a guard has started we know from the guard which process it is.
-	byGuard := h.tells && h.guard != nil && h.guard.sender != 0
+	byGuard := h.conn.SendersNamed() && h.guard != nil && h.guard.conn.Peer() != 0
 	defer func() {
-		if byGuard && h.sender == 0 {
+		if byGuard && h.conn.Peer() == 0 {
 			h.dropPidfd() // whose it is, is not known
 		}
 	}()
@@ -216,16 +200,16 @@ func (h *Helper) greet(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			next, _, err := h.read()
+			next, err := h.read()
 			switch {
 			case err != nil:
 				return err
 			case next.Spawned == nil && m == nil:
-				m, from = next, h.from
-			case next.Spawned != nil && byGuard && h.from == h.guard.sender:
+				m, from = next, h.conn.Sender()
+			case next.Spawned != nil && byGuard && h.conn.Sender() == h.guard.conn.Peer():
 				spawned = next.Spawned.PID
 			default:
-				return errOther
+				return wire.ErrOtherSender
 			}
 		}
 		return nil
@@ -253,10 +237,10 @@ func (h *Helper) greet(ctx context.Context) error {
 	}
 	if byGuard {
 		// Where the guard is in another pid namespace its numbers are not ours.
-		if h.guard.pid == h.guard.sender && from != spawned {
-			return fmt.Errorf("%w: %w", errRefused, errOther)
+		if h.guard.pid == h.guard.conn.Peer() && from != spawned {
+			return fmt.Errorf("%w: %w", errRefused, wire.ErrOtherSender)
 		}
-		h.sender = from
+		h.conn.SetPeer(from)
 	}
 	h.pid, h.state, h.known, h.greeted = m.Hello.PID, State(m.Hello.State), m.Hello.StateKnown, true
 	prepareCaller()
@@ -366,33 +350,13 @@ func (w *startWords) quoted() string {
 }
 
 // read returns the next message.
-func (h *Helper) read() (*wire.Message, []byte, error) {
-	for {
-		m, raw, files, err := h.in.Next()
-		if m != nil && m.Hello != nil && len(files) == 1 && h.pidfd < 0 {
-			h.pidfd, files = files[0], nil
-		}
-		closeAll(files)
-		if m != nil || err != nil {
-			h.dropFiles()
-			return m, raw, err
-		}
-		if h.buf == nil {
-			h.buf = make([]byte, 8<<10)
-		}
-		n, files, err := h.receive()
-		if err != nil {
-			closeAll(files)
-			if !errors.Is(err, os.ErrDeadlineExceeded) { // then the rest of a message may come
-				h.dropFiles()
-			}
-			return nil, nil, err
-		}
-		if err := h.in.Add(h.buf[:n], files); err != nil {
-			h.dropFiles()
-			return nil, nil, err
-		}
+func (h *Helper) read() (*wire.Message, error) {
+	m, _, files, err := h.conn.Receive()
+	if m != nil && m.Hello != nil && len(files) == 1 && h.pidfd < 0 {
+		h.pidfd, files = files[0], nil
 	}
+	closeAll(files)
+	return m, err
 }
 
 func (h *Helper) dropPidfd() {
@@ -404,43 +368,6 @@ func (h *Helper) dropPidfd() {
 	}
 }
 
-// dropFiles closes descriptors that came with no message they belong to.
-func (h *Helper) dropFiles() {
-	closeAll(h.in.Files)
-	h.in.Files = nil
-}
-
-// receive reads into h.buf, waiting as a Read of the connection does.
-func (h *Helper) receive() (n int, files []int, err error) {
-	raw, err := h.conn.SyscallConn()
-	if err != nil {
-		return 0, nil, err
-	}
-	var oob [128]byte // for a descriptor, and the sender's ids
-	var failed error
-	from := 0
-	err = raw.Read(func(fd uintptr) bool {
-		n, files, from, _, failed = receiveFrom(int(fd), h.buf, oob[:])
-		return failed != unix.EAGAIN
-	})
-	switch {
-	case failed == unix.EAGAIN: // the time was over, which err says
-		failed = nil
-	case err == nil && failed == nil && n == 0:
-		failed = io.EOF
-	case err == nil && failed == nil:
-		// A message begins and ends with one process, which can have no other finish it.
-		if h.sender != 0 && from != h.sender || len(h.in.Buf) > 0 && from != h.from {
-			failed = errOther
-		}
-		h.from = from
-	}
-	return n, files, errors.Join(failed, err)
-}
-
-// errOther means that another process than the helper writes to its socket.
-var errOther = fmt.Errorf("%w: a message from another process", wire.ErrProtocol)
-
 // runLimit bounds how long a helper may take to accept a request. It is idle, so
 // that one which takes longer hangs.
 const runLimit = 5 * time.Second
@@ -448,30 +375,9 @@ const runLimit = 5 * time.Second
 // Run sends the request. It blocks until the helper has accepted it, ctx is
 // done, or a limit has passed. On an error the helper must be killed; nothing
 // was executed then, and nothing will be.
-func (h *Helper) Run(ctx context.Context, q *Request) error {
-	raw := wire.AppendString(nil, q.Path)
-	for _, list := range [2][]string{q.Args, q.Env} {
-		if len(list) > wire.MaxStrings {
-			return wire.ErrTooLarge
-		}
-		for _, s := range list {
-			raw = wire.AppendString(raw, s)
-			if len(raw) > wire.MaxRaw {
-				return wire.ErrTooLarge
-			}
-		}
-	}
-	frame, err := wire.Encode(&wire.Message{Run: &wire.Run{Settings: q.Settings, Args: len(q.Args), Env: len(q.Env)}}, raw)
-	if err != nil {
-		return err
-	}
-	fds := append([]int{q.Dir}, q.Files...)
+func (h *Helper) Run(ctx context.Context, q *wire.Request) error {
 	h.ready, h.said = false, 0
-	h.send.Lock()
-	defer h.send.Unlock()
-	_ = h.conn.SetWriteDeadline(time.Now().Add(runLimit))
-	defer context.AfterFunc(ctx, func() { _ = h.conn.SetWriteDeadline(time.Unix(1, 0)) })()
-	return h.write(frame, fds)
+	return h.conn.SendRequest(ctx, runLimit, q)
 }
 
 // Next returns the next event. It blocks until there is one, the helper is
@@ -480,7 +386,7 @@ func (h *Helper) Run(ctx context.Context, q *Request) error {
 // Of one invocation each event comes once at most: one that came again and again
 // would put off what its caller awaits.
 func (h *Helper) Next() (Event, error) {
-	m, _, err := h.read()
+	m, err := h.read()
 	if err != nil {
 		return Event{}, err
 	}
@@ -506,19 +412,7 @@ func (h *Helper) Next() (Event, error) {
 
 // Pending reports whether the helper has said something that Next has not
 // returned yet, or is gone, or was let go of.
-func (h *Helper) Pending() bool {
-	raw, err := h.conn.SyscallConn()
-	if err != nil {
-		return true
-	}
-	pending := false
-	err = raw.Control(func(fd uintptr) {
-		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, _ := unix.Poll(fds[:], 0)
-		pending = n > 0
-	})
-	return pending || err != nil // closed
-}
+func (h *Helper) Pending() bool { return h.conn.Readable() }
 
 // Suspended reports whether somebody has stopped the helper, so that it cannot
 // answer.
@@ -528,93 +422,23 @@ func (h *Helper) Suspended() bool {
 
 // Interrupt makes Next return at the given time at the latest; the zero time
 // takes that back.
-func (h *Helper) Interrupt(at time.Time) { _ = h.conn.SetReadDeadline(at) }
+func (h *Helper) Interrupt(at time.Time) { h.conn.SetReadDeadline(at) }
 
 // Stop asks for the stop ladder. It does not wait.
-func (h *Helper) Stop(q wire.StopRequest) error { return h.tell(&wire.Message{Stop: &q}) }
+func (h *Helper) Stop(q wire.StopRequest) error { return h.conn.Send(&wire.Message{Stop: &q}) }
 
 // Signal sends a signal to the leader of the invocation id.
 func (h *Helper) Signal(id string, sig syscall.Signal) error {
-	return h.tell(&wire.Message{Signal: &wire.Signal{ID: id, Signal: int(sig)}})
+	return h.conn.Send(&wire.Message{Signal: &wire.Signal{ID: id, Signal: int(sig)}})
 }
 
 // Drain has the helper, which has left processes alive, read on from pipes that they may
 // write to, until nobody has these open any more. The helper ends then; nobody waits for
 // it.
 func (h *Helper) Drain(pipes []int) error {
-	err := h.tellWith(&wire.Message{Drain: &wire.Drain{Pipes: len(pipes)}}, pipes)
+	err := h.conn.Send(&wire.Message{Drain: &wire.Drain{Pipes: len(pipes)}}, pipes...)
 	h.drains = err == nil
 	return err
-}
-
-func (h *Helper) tell(m *wire.Message) error { return h.tellWith(m, nil) }
-
-func (h *Helper) tellWith(m *wire.Message, files []int) error {
-	frame, err := wire.Encode(m, nil)
-	if err != nil {
-		return err
-	}
-	// Before the lock: a request that is still being sent has no longer either.
-	_ = h.conn.SetWriteDeadline(time.Now().Add(wire.SendLimit))
-	h.send.Lock()
-	defer h.send.Unlock()
-	_ = h.conn.SetWriteDeadline(time.Now().Add(wire.SendLimit))
-	return h.write(frame, files)
-}
-
-// write sends the frame and, with its first bytes, the descriptors. It blocks no
-// longer than until the write deadline.
-func (h *Helper) write(frame []byte, fds []int) error {
-	raw, err := h.conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		var failed error
-		if frame, fds, failed, err = writeSome(raw, frame, fds); failed != unix.ETOOMANYREFS || err != nil {
-			return errors.Join(failed, err)
-		}
-		// What all processes of our user have sent and nobody has received yet is
-		// more than we may have open: theirs, and it passes.
-		if past := raw.Write(func(uintptr) bool { return true }); past != nil {
-			return errors.Join(os.NewSyscallError("sendmsg", failed), past)
-		}
-		time.Sleep(pause)
-	}
-}
-
-// writeSome sends what can be sent, and returns what is left.
-func writeSome(raw syscall.RawConn, frame []byte, fds []int) (_ []byte, _ []int, failed, err error) {
-	err = raw.Write(func(fd uintptr) bool {
-		for len(frame) > 0 {
-			part, some := frame, fds
-			if len(some) > wire.MaxPerSend {
-				// Each part of the descriptors needs a byte to travel with; a
-				// frame with that many has enough.
-				part, some = frame[:1], fds[:wire.MaxPerSend]
-			}
-			var oob []byte
-			if len(some) > 0 {
-				oob = unix.UnixRights(some...)
-			}
-			n, err := sendmsg(int(fd), part, oob)
-			switch {
-			case err == unix.EINTR:
-				continue
-			case err == unix.EAGAIN:
-				return false
-			case err == unix.ETOOMANYREFS:
-				failed = err
-				return true
-			case err != nil:
-				failed = os.NewSyscallError("sendmsg", err)
-				return true
-			}
-			frame, fds = frame[n:], fds[len(some):]
-		}
-		return true
-	})
-	return frame, fds, failed, err
 }
 
 // PID returns the helper's process id, for the record.
@@ -641,7 +465,7 @@ func (h *Helper) withPidfd(do func(pidfd int) error) error {
 // stays, and reports whether it has ended. A guard's child is the guard's to
 // reap.
 func (h *Helper) Close(limit time.Duration) bool {
-	_ = h.conn.Close() // again is no harm
+	h.conn.Close()
 	for end := time.Now().Add(limit); !h.ended(); {
 		if !time.Now().Before(end) {
 			return false

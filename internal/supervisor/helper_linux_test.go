@@ -93,7 +93,7 @@ func runOn(h *Helper, s wire.Settings, argv ...string) (string, *wire.Done, erro
 	if err != nil {
 		return "", nil, err
 	}
-	err = h.Run(context.Background(), &Request{Settings: s, Path: path, Args: argv, Env: os.Environ(), Dir: dir, Files: []int{int(w.Fd())}})
+	err = h.Run(context.Background(), &wire.Request{Settings: s, Path: path, Args: argv, Env: os.Environ(), Dir: dir, Files: []int{int(w.Fd())}})
 	unix.Close(dir)
 	w.Close()
 	if err != nil {
@@ -300,7 +300,9 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := net.FileConn(h.conn)
+	f := os.NewFile(uintptr(copySocket(t, h)), "")
+	c, err := net.FileConn(f)
+	f.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,6 +320,16 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 		t.Fatalf("first word %+v", m)
 	}
 	return conn, h.pid
+}
+
+// copySocket returns another descriptor of our end of a helper's socket.
+func copySocket(t *testing.T, h *Helper) (fd int) {
+	t.Helper()
+	var err error
+	if closed := h.conn.Control(func(socket int) { fd, err = unix.FcntlInt(uintptr(socket), unix.F_DUPFD_CLOEXEC, 0) }); closed != nil || err != nil {
+		t.Fatal(closed, err)
+	}
+	return fd
 }
 
 func hear(t *testing.T, c *net.UnixConn) *wire.Message {
@@ -571,14 +583,7 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 				t.Fatal(err)
 			}
 			// As long as somebody holds the other end of its socket it does not end.
-			held, err := h.conn.SyscallConn()
-			var copied int
-			if err == nil {
-				err = errors.Join(held.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }), err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			copied := copySocket(t, h)
 			left := 0
 			if before {
 				p.Discard(h)

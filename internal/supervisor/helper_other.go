@@ -25,7 +25,7 @@ var errSystem = fmt.Errorf("supervisor: %s is not supported, only Linux and macO
 // Helper is the caller's end of one helper process.
 type Helper struct{}
 
-func (h *Helper) Run(context.Context, *Request) error        { return errSystem }
+func (h *Helper) Run(context.Context, *wire.Request) error   { return errSystem }
 func (h *Helper) Next() (Event, error)                       { return Event{}, errSystem }
 func (h *Helper) Interrupt(time.Time)                        {}
 func (h *Helper) Stop(wire.StopRequest) error                { return errSystem }

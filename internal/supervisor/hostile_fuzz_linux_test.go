@@ -95,7 +95,8 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 		return err
 	}
 	defer sent.Close()
-	conn := int(h.conn.Fd())
+	conn := copySocket(t, h)
+	defer unix.Close(conn)
 	if err := h.greet(t.Context()); err != nil {
 		return err
 	}
@@ -173,7 +174,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn := int(g.conn.Fd())
+		conn := copySocket(t, g.Helper)
 		caller := &hostile{t: t, conn: conn, w: int(w.Fd()), patience: 2000}
 		caller.play(&script{input})
 		_ = unix.Shutdown(conn, unix.SHUT_WR)
@@ -201,6 +202,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		if m, _ := hearAll(t, conn); words(t, m) != "" && words(t, m) != "F" {
 			t.Errorf("script %d: the guard says %+v", i, m)
 		}
+		unix.Close(conn)
 		atEOF(t, sent)
 		sent.Close()
 		if !g.Close(patience) {

@@ -310,13 +310,13 @@ func (h *Helper) awaitReady(ctx context.Context) bool {
 	if h.ready {
 		return !h.Pending() // it says nothing unasked
 	}
-	_ = h.conn.SetReadDeadline(time.Now().Add(reapLimit))
-	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetReadDeadline(time.Unix(1, 0)) })
-	m, _, err := h.read()
+	h.conn.SetReadDeadline(time.Now().Add(reapLimit))
+	stop := context.AfterFunc(ctx, func() { h.conn.SetReadDeadline(time.Unix(1, 0)) })
+	m, err := h.read()
 	if !stop() {
 		return false
 	}
-	_ = h.conn.SetReadDeadline(time.Time{})
+	h.conn.SetReadDeadline(time.Time{})
 	h.ready = err == nil && m.Ready != nil
 	// One that was killed while it was idle had said that it is ready before.
 	return h.ready && !h.Pending()

@@ -25,9 +25,9 @@ import (
 // in the kernel on the CLI's account happens on the Tree's second thread.
 type server struct {
 	tree      tree
-	control   int // descriptors: the socket to the caller, and what tells of its end
+	conn      *wire.Conn
+	control   int // descriptors: the socket of conn, and what tells of the caller's end
 	caller    int
-	in        wire.Inbox
 	null      int       // /dev/null, or an empty pipe
 	nullFlags FileFlags // of null: each leader can change them
 	noFile    int       // our limit of open files when we began: see place
@@ -46,9 +46,6 @@ type server struct {
 	// What can hang, and does not happen here: nil where it is not done at all.
 	remove   func(*wire.TempDir) error
 	writeEnd func(id string, report *wire.Done) error
-
-	buf [32 << 10]byte
-	oob [1024]byte // room for the 253 descriptors that one message can carry
 }
 
 // tree is what a supervisor asks of a proctree.Tree, or of a proctree.Tracked. The
@@ -116,7 +113,7 @@ type run struct {
 // serve returns the exit code, which is not 0 if the caller was told of survivors and
 // it is not known what has become of them.
 func serve() (code int) {
-	s := &server{control: wire.ControlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: removeTempDir}
+	s := &server{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: removeTempDir}
 	err := settle()
 	eachInherited(unix.CloseOnExec)
 	dir, release := "", func() {}
@@ -142,7 +139,7 @@ func serve() (code int) {
 	s.nullFlags = ReadFileFlags(s.null)
 	s.state, err = readState(s.tree.ForkingThread())
 	s.stateOK = err == nil
-	s.hangUp = hello(s.state, s.stateOK) != nil
+	s.hangUp = hello(s.conn, s.state, s.stateOK) != nil
 	shortenSlice(s.tree.ForkingThread(), &s.state)
 	s.tree.SetEar(s.interrupted)
 	s.tree.MakeGroup()
@@ -183,7 +180,7 @@ const exitUnknown = 1
 
 // hello is a helper's first word. With it goes a pidfd of the helper, by which
 // the caller can end it without a doubt who it is.
-func hello(state State, known bool) error {
+func hello(conn *wire.Conn, state State, known bool) error {
 	giveUpStderr() // the caller hears no more of it
 	m := &wire.Message{Hello: &wire.Hello{Version: wire.Version, PID: unix.Getpid(), State: state, StateKnown: known}}
 	var files []int
@@ -191,7 +188,7 @@ func hello(state State, known bool) error {
 		defer unix.Close(fd)
 		m.Hello.Pidfd, files = true, []int{fd}
 	}
-	return sendOn(wire.ControlFD, m, files)
+	return conn.Send(m, files...)
 }
 
 // step waits for the next thing to happen and handles it. False ends the
@@ -314,7 +311,7 @@ func (s *server) wake() time.Time {
 // listen hears the caller. False if it is gone, or said something that cannot be
 // served: that ends in a stop too.
 func (s *server) listen() bool {
-	return listenTo(s.control, &s.in, s.buf[:], s.oob[:], s.handle, func(m *wire.Message) error {
+	return listenTo(s.conn, s.handle, func(m *wire.Message) error {
 		if m.Run == nil || s.run != nil {
 			return wire.ErrFilesCut
 		}
@@ -326,73 +323,31 @@ func (s *server) listen() bool {
 // listenTo reads what the caller says and has each message handled; one whose
 // descriptors did not all come through goes to cut. False if the caller is gone,
 // or said something that cannot be served, which it is told.
-func listenTo(control int, in *wire.Inbox, buf, oob []byte, handle func(*wire.Message, []byte, []int) error, cut func(*wire.Message) error) bool {
-	n, files, lost, err := receive(control, buf, oob)
+func listenTo(conn *wire.Conn, handle func(*wire.Message, []byte, []int) error, cut func(*wire.Message) error) bool {
+	err := conn.Fill()
 	switch {
-	case err == unix.EAGAIN:
+	case err == wire.ErrEmpty:
 		return true
-	case err != nil || n == 0:
-		closeAll(files)
+	case err != nil && !errors.Is(err, wire.ErrProtocol):
 		return false
 	}
-	in.Cut = in.Cut || lost
-	err = in.Add(buf[:n], files)
 	for err == nil {
 		var m *wire.Message
 		var raw []byte
-		var fds []int
-		m, raw, fds, err = in.Next()
+		var files []int
+		m, raw, files, err = conn.Next()
 		switch {
 		case err == wire.ErrFilesCut:
-			closeAll(fds)
 			err = cut(m)
 		case err != nil:
 		case m == nil:
 			return true
 		default:
-			err = handle(m, raw, fds)
+			err = handle(m, raw, files)
 		}
 	}
-	closeAll(in.Files)
-	*in = wire.Inbox{}
-	_ = sendOn(control, wire.Refusal(err), nil) // the last word: it hangs up next
+	_ = conn.Send(wire.Refusal(err)) // the last word: it hangs up next
 	return false
-}
-
-// receive reads bytes and descriptors without blocking. cut: some descriptors did
-// not come through.
-func receive(fd int, buf, oob []byte) (n int, files []int, cut bool, err error) {
-	n, files, _, cut, err = receiveFrom(fd, buf, oob)
-	return n, files, cut, err
-}
-
-// receiveFrom also returns the pid of the process that has sent the bytes, 0 if the
-// socket does not tell. What two processes have sent never comes at once.
-func receiveFrom(fd int, buf, oob []byte) (n int, files []int, from int, cut bool, err error) {
-	for {
-		if errno := fault.At(fault.Recvmsg); errno != 0 {
-			err = errno
-		} else {
-			n, files, from, cut, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
-		}
-		if err != unix.EINTR {
-			return n, files, from, cut, err
-		}
-	}
-}
-
-// rights are the descriptors that came with a message.
-func rights(oob []byte) (files []int, err error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	for i := range msgs {
-		if fds, err := unix.ParseUnixRights(&msgs[i]); err == nil {
-			files = append(files, fds...)
-		}
-	}
-	return files, err
 }
 
 func closeAll(fds []int) {
@@ -448,13 +403,13 @@ func (s *server) refuse(errno syscall.Errno) {
 
 // begin starts an invocation.
 func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
-	path, args, env, err := wire.TakeRun(m, raw, len(files))
+	q, err := m.Request(raw, files)
 	if err != nil {
 		closeAll(files)
 		return err
 	}
 	r := &run{settings: m.Settings, spec: proctree.Spec{
-		Path: path, Argv: args, Env: env, Dir: files[0],
+		Path: q.Path, Argv: q.Args, Env: q.Env, Dir: q.Dir,
 		Terminal: m.Terminal, IgnoreHangup: m.IgnoreHangup, IgnoreInterrupt: m.IgnoreInterrupt,
 		// What is left alive would keep the group from being removed.
 		NoGroup: m.NoCgroup || m.AfterExit == wire.AfterExitLeave,
@@ -472,9 +427,9 @@ func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
 		}
 	}
 	for i, n := range m.Numbers {
-		r.spec.Files[n] = files[i+1]
+		r.spec.Files[n] = q.Files[i]
 		if n < 3 {
-			r.spec.Given = appendName(r.spec.Given, files[i+1])
+			r.spec.Given = appendName(r.spec.Given, q.Files[i])
 		}
 	}
 	r.ladder.Policy = proctree.Policy{
@@ -1057,45 +1012,9 @@ func (s *server) makeReady() {
 
 // send sends m to the caller. A caller that does not read its messages is none.
 func (s *server) send(m *wire.Message) {
-	if s.callerGone || s.hangUp || sendOn(s.control, m, nil) == nil {
+	if s.callerGone || s.hangUp || s.conn.Send(m) == nil {
 		return
 	}
 	s.hangUp = true
 	_ = unix.Shutdown(s.control, unix.SHUT_RDWR) // so that the next step is not waited for
-}
-
-// sendmsg sends a part of b, and the descriptors in oob with it, if that can be
-// done at once.
-func sendmsg(fd int, b, oob []byte) (int, error) {
-	if errno := fault.At(fault.Sendmsg); errno != 0 {
-		return 0, errno
-	}
-	return unix.SendmsgN(fd, b[:fault.Size(fault.Sendmsg, len(b))], oob, nil, sendFlags)
-}
-
-// sendOn sends a message with descriptors over a socket, within a limit.
-func sendOn(fd int, m *wire.Message, files []int) error {
-	frame, err := wire.Encode(m, nil)
-	var oob []byte
-	if len(files) > 0 {
-		oob = unix.UnixRights(files...)
-	}
-	for end := time.Now().Add(wire.SendLimit); err == nil && len(frame) > 0; {
-		var n int
-		n, err = sendmsg(fd, frame, oob)
-		switch {
-		case err == unix.EINTR:
-			err = nil
-		case err == unix.EAGAIN && time.Now().Before(end):
-			wait([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, end)
-			err = nil
-		case err == unix.ETOOMANYREFS && time.Now().Before(end):
-			wait(nil, time.Now().Add(time.Millisecond)) // see Helper.write
-			err = nil
-		}
-		if n > 0 {
-			frame, oob = frame[n:], nil
-		}
-	}
-	return err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"runtime"
@@ -509,7 +510,7 @@ func (h *hostile) play(s *script) {
 type loop struct {
 	step  func() bool
 	gone  func() bool // the caller is, as the loop knows it
-	in    *wire.Inbox
+	conn  *wire.Conn
 	check func(t *testing.T)
 }
 
@@ -544,7 +545,10 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 				tree.wake()
 			}
 		}
-		closeAll(l.in.Files)
+		// What it has not read is closed.
+		_ = unix.Shutdown(pair[1], unix.SHUT_RD)
+		for l.conn.Fill() == nil {
+		}
 		unix.Close(pair[1])
 	}()
 	// What it says is heard at once: a caller that does not read is another test.
@@ -588,27 +592,22 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 
 // hearAll reads messages to the end; whole says that they end with one.
 func hearAll(t *testing.T, fd int) (said []*wire.Message, whole bool) {
-	var in wire.Inbox
-	buf := make([]byte, 8<<10)
+	conn := wire.NewHelperConn(fd)
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
 			t.Error("no end of what the helper says")
 			return said, false
 		}
-		n, err := unix.Read(fd, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || n == 0 {
-			return said, len(in.Buf) == 0
-		}
-		if err := in.Add(buf[:n], nil); err != nil {
+		switch err := conn.Fill(); {
+		case errors.Is(err, wire.ErrProtocol):
 			t.Errorf("the helper itself sends what is no message: %v", err)
 			return said, false
+		case err != nil && err != wire.ErrEmpty:
+			return said, err == io.EOF
 		}
 		for {
-			m, _, _, err := in.Next()
+			m, _, _, err := conn.Next()
 			if err != nil {
 				t.Errorf("the helper itself violates the protocol: %v", err)
 				return said, false
@@ -674,7 +673,7 @@ func orderly(said string) error {
 }
 
 func stubServer(tree *stubTree, control, null int) *server {
-	s := &server{tree: tree, control: control, caller: -1, null: null, remove: removed(tree.t), writeEnd: written}
+	s := &server{tree: tree, conn: wire.NewHelperConn(control), control: control, caller: -1, null: null, remove: removed(tree.t), writeEnd: written}
 	var err error
 	runtime.LockOSThread()
 	s.state, err = readState(0)
@@ -699,7 +698,7 @@ func FuzzServer(f *testing.F) {
 		var s *server
 		said, whole, _ := feed(t, tree, func(control int) loop {
 			s = stubServer(tree, control, null)
-			return loop{s.step, tree.gone, &s.in, func(t *testing.T) { checkInbox(t, &s.in, len(s.buf)) }}
+			return loop{s.step, tree.gone, s.conn, func(*testing.T) {}}
 		}, input)
 		spoken := words(t, said)
 		if err := orderly(spoken); err != nil {
@@ -712,16 +711,6 @@ func FuzzServer(f *testing.F) {
 			t.Errorf("%d reports of %d invocations", n, tree.started)
 		}
 	})
-}
-
-// checkInbox checks that an inbox holds no more than one message and one read.
-func checkInbox(t *testing.T, in *wire.Inbox, read int) {
-	if n := len(in.Buf); n > wire.FrameHeader+wire.MaxJSON+wire.MaxRaw+read {
-		t.Errorf("%d bytes are kept", n)
-	}
-	if n := len(in.Files); n > wire.MaxFiles {
-		t.Errorf("%d descriptors are kept", n)
-	}
 }
 
 type serverSeed struct {
@@ -838,7 +827,7 @@ func TestServerComplains(t *testing.T) {
 			tree := newStubTree(t, seed.manner)
 			said, _, _ := feed(t, tree, func(control int) loop {
 				s := stubServer(tree, control, null)
-				return loop{s.step, tree.gone, &s.in, func(*testing.T) {}}
+				return loop{s.step, tree.gone, s.conn, func(*testing.T) {}}
 			}, seed.script)
 			if spoken := words(t, said); !strings.Contains(spoken, "F") {
 				t.Errorf("it says %q, and does not complain", spoken)
@@ -879,10 +868,9 @@ func FuzzGuard(f *testing.F) {
 		tree.gone = func() bool { return false } // what was ordered is still carried out
 		var g *warden
 		said, whole, asks := feed(t, tree, func(control int) loop {
-			g = &warden{tree: tree, control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1",
+			g = &warden{tree: tree, conn: wire.NewHelperConn(control), control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1",
 				supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removed(t), writeEnd: written}
-			return loop{g.step, func() bool { return g.callerGone }, &g.in, func(t *testing.T) {
-				checkInbox(t, &g.in, len(g.buf))
+			return loop{g.step, func() bool { return g.callerGone }, g.conn, func(t *testing.T) {
 				if len(g.swept) > keepSwept || len(g.supervisors) != len(g.swept)+len(g.living)+len(g.fallen)+len(g.spawns) {
 					t.Errorf("%d supervisors are remembered: %d that are gone, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.living), len(g.fallen), len(g.spawns))
 				}
@@ -917,7 +905,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(pair[:])
-	s := &server{control: pair[1]}
+	s := &server{conn: wire.NewHelperConn(pair[1]), control: pair[1]}
 	filled := 0
 	for junk := make([]byte, 4096); ; {
 		n, err := unix.SendmsgN(pair[1], junk, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)

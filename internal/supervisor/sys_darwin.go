@@ -38,10 +38,7 @@ func serveGuard() int {
 // shortenSlice does nothing: launchd reaps what is orphaned here.
 func shortenSlice(int, *State) {}
 
-const (
-	sendFlags = unix.MSG_DONTWAIT // and no SIGPIPE: the Go runtime sees to it
-	anyDir    = unix.O_RDONLY
-)
+const anyDir = unix.O_RDONLY
 
 // beResumedBy does nothing: the signal that the kernel can send cannot be chosen here.
 func beResumedBy(int) {}
@@ -72,35 +69,6 @@ func poll(fds []unix.PollFd, until time.Time) error {
 	}
 	_, err := unix.Poll(fds, ms)
 	return err
-}
-
-// recvmsg reads bytes and descriptors without blocking. Nothing is forked before they
-// are close-on-exec.
-func recvmsg(fd int, b, oob []byte) (n int, files []int, from int, cut bool, err error) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT)
-	if err == nil {
-		files, err = rights(oob[:oobn])
-	}
-	for _, fd := range files {
-		unix.CloseOnExec(fd)
-	}
-	return n, files, 0, flags&unix.MSG_CTRUNC != 0, err
-}
-
-// tellSenders returns false: a socket does not tell who has sent what.
-func tellSenders(int) bool { return false }
-
-func newSocketpair() (pair [2]int, err error) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err == nil {
-		unix.CloseOnExec(pair[0])
-		unix.CloseOnExec(pair[1])
-	}
-	return pair, err
 }
 
 // notifier returns a descriptor that becomes readable when something is written to the

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"os"
 	pathpkg "path"
@@ -46,10 +45,7 @@ func shortenSlice(forking int, state *State) {
 	state[stSched] = scheduling(forking)
 }
 
-const (
-	sendFlags = unix.MSG_NOSIGNAL | unix.MSG_DONTWAIT
-	anyDir    = unix.O_PATH
-)
+const anyDir = unix.O_PATH
 
 // beResumedBy has the kernel send us SIGCONT whenever something happens to our end of a
 // socket, its hanging up too: should somebody have suspended us, and be it after our
@@ -79,40 +75,6 @@ func poll(fds []unix.PollFd, until time.Time) error {
 	}
 	_, err := unix.Ppoll(fds, ts, nil)
 	return err
-}
-
-// recvmsg reads bytes and descriptors, which are close-on-exec, without blocking.
-func recvmsg(fd int, b, oob []byte) (n int, files []int, from int, cut bool, err error) {
-	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-	if err == nil {
-		files, err = rights(oob[:oobn])
-		from = sender(oob[:oobn])
-	}
-	return n, files, from, flags&unix.MSG_CTRUNC != 0, err
-}
-
-// tellSenders has receiveFrom return who has sent what, from now on.
-func tellSenders(socket int) bool {
-	return unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil
-}
-
-// sender returns the pid that the kernel says has sent a message, 0 if it does not say.
-func sender(oob []byte) int {
-	for len(oob) > 0 {
-		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)
-		if err != nil {
-			return 0
-		}
-		if h.Level == unix.SOL_SOCKET && h.Type == unix.SCM_CREDENTIALS && len(data) >= 4 {
-			return int(int32(binary.NativeEndian.Uint32(data)))
-		}
-		oob = rest
-	}
-	return 0
-}
-
-func newSocketpair() ([2]int, error) {
-	return unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 }
 
 // notifier returns a descriptor that becomes readable when eight bytes are written

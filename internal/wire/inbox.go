@@ -5,64 +5,64 @@ import (
 	"fmt"
 )
 
-// Inbox puts messages together from the bytes and descriptors that come in. It
+// inbox puts messages together from the bytes and descriptors that come in. It
 // does no I/O. Its memory is bounded by one message of the largest size.
-type Inbox struct {
-	Buf   []byte
-	Files []int
-	// Cut: descriptors that were sent did not come through, because we may not
+type inbox struct {
+	buf   []byte
+	files []int
+	// cut: descriptors that were sent did not come through, because we may not
 	// have more. What they came with cannot be served.
-	Cut bool
+	cut bool
 }
 
-// Add takes what was read. The descriptors are the inbox's from then on.
-func (in *Inbox) Add(b []byte, files []int) error {
-	in.Buf = append(in.Buf, b...)
-	in.Files = append(in.Files, files...)
-	if len(in.Files) > MaxFiles {
+// add takes what was read. The descriptors are the inbox's from then on.
+func (in *inbox) add(b []byte, files []int) error {
+	in.buf = append(in.buf, b...)
+	in.files = append(in.files, files...)
+	if len(in.files) > MaxFiles {
 		return fmt.Errorf("%w: more than %d descriptors", ErrProtocol, MaxFiles)
 	}
-	if len(in.Buf) >= FrameHeader {
-		_, _, err := FrameSize(in.Buf)
+	if len(in.buf) >= FrameHeader {
+		_, _, err := FrameSize(in.buf)
 		return err
 	}
 	return nil
 }
 
-// Next returns the next whole message, nil if there is none yet. raw is valid
-// until the next Add. The descriptors that came with it are the caller's.
-func (in *Inbox) Next() (m *Message, raw []byte, files []int, err error) {
-	if len(in.Buf) < FrameHeader {
+// next returns the next whole message, nil if there is none yet. raw is valid
+// until the next add. The descriptors that came with it are the caller's.
+func (in *inbox) next() (m *Message, raw []byte, files []int, err error) {
+	if len(in.buf) < FrameHeader {
 		return nil, nil, nil, nil
 	}
-	j, r, err := FrameSize(in.Buf)
+	j, r, err := FrameSize(in.buf)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if len(in.Buf) < FrameHeader+j+r {
+	if len(in.buf) < FrameHeader+j+r {
 		return nil, nil, nil, nil
 	}
-	if m, err = Decode(in.Buf[FrameHeader : FrameHeader+j]); err != nil {
+	if m, err = Decode(in.buf[FrameHeader : FrameHeader+j]); err != nil {
 		return nil, nil, nil, err
 	}
-	raw = in.Buf[FrameHeader+j : FrameHeader+j+r]
-	in.Buf = in.Buf[FrameHeader+j+r:]
-	if len(in.Buf) == 0 {
+	raw = in.buf[FrameHeader+j : FrameHeader+j+r]
+	in.buf = in.buf[FrameHeader+j+r:]
+	if len(in.buf) == 0 {
 		// A large request must not keep its memory for ever; what raw still
 		// points to is kept by raw.
-		in.Buf = nil
+		in.buf = nil
 	}
 	n := m.files()
-	if n > len(in.Files) && in.Cut {
-		files, in.Files, in.Cut = in.Files, nil, false
+	if n > len(in.files) && in.cut {
+		files, in.files, in.cut = in.files, nil, false
 		return m, raw, files, ErrFilesCut
 	}
-	if n > len(in.Files) {
-		return nil, nil, nil, fmt.Errorf("%w: a message with %d descriptors of %d", ErrProtocol, len(in.Files), n)
+	if n > len(in.files) {
+		return nil, nil, nil, fmt.Errorf("%w: a message with %d descriptors of %d", ErrProtocol, len(in.files), n)
 	}
-	files, in.Files = in.Files[:n:n], in.Files[n:]
+	files, in.files = in.files[:n:n], in.files[n:]
 	return m, raw, files, nil
 }
 
 // ErrFilesCut comes with a message whose descriptors did not all come through.
-var ErrFilesCut = errors.New("supervisor: too few descriptors are allowed here")
+var ErrFilesCut = errors.New("wire: too few descriptors are allowed here")

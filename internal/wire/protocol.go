@@ -3,8 +3,6 @@
 package wire
 
 import (
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,16 +17,6 @@ import (
 // Version is the first thing either side says. An installed curfew that
 // serves as helper (Options.Supervisor) may be of another version.
 const Version = 2
-
-// A message is a header of 8 bytes (the lengths of the two parts, big endian),
-// a JSON part and a raw part. The raw part carries what need not be UTF-8.
-const (
-	FrameHeader = 8
-	MaxJSON     = 1 << 20
-	MaxRaw      = 16 << 20 // the kernel takes at most 6 MiB of arguments and environment
-	MaxFiles    = 4096     // descriptors with one request
-	MaxPerSend  = 250      // the kernel takes 253 in one message
-)
 
 // Message is what goes over the socket; exactly one of its fields is set.
 type Message struct {
@@ -72,15 +60,6 @@ type Hello struct {
 	StateKnown bool `json:"state_known"`
 	// Pidfd: a pidfd of the helper comes with it.
 	Pidfd bool `json:"pidfd"`
-}
-
-// Run is a Request without what its raw part carries: the path, the
-// arguments and the environment, each with its length before it. With it come
-// the working directory's descriptor and those of Files.
-type Run struct {
-	Settings
-	Args int `json:"args"`
-	Env  int `json:"env"`
 }
 
 type Signal struct {
@@ -224,38 +203,6 @@ const MarkPrefix = "CURFEW_INVOCATION_"
 // environment.
 func Mark(id string) string { return MarkPrefix + id + "=1" }
 
-// AfterExit says what becomes of leftovers when the leader exits by itself.
-type AfterExit int
-
-const (
-	AfterExitTerminate AfterExit = iota
-	AfterExitWait
-	AfterExitLeave
-)
-
-// Settings are the fixed part of a Request.
-type Settings struct {
-	Duties
-	Timeout    time.Duration `json:"timeout"` // 0: none
-	Signal     int           `json:"signal"`
-	StdinGrace time.Duration `json:"stdin_grace"`
-	Grace      time.Duration `json:"grace"`
-	KillWait   time.Duration `json:"kill_wait"`
-	Linger     time.Duration `json:"linger"`
-	Audience   int           `json:"audience"` // proctree.Audience
-	AfterExit  AfterExit     `json:"after_exit"`
-	// Stdin: the caller holds the other end of the leader's stdin and closes
-	// it when told that the stop begins.
-	Stdin           bool `json:"stdin"`
-	Terminal        bool `json:"terminal"`
-	NoCgroup        bool `json:"no_cgroup,omitempty"`
-	IgnoreHangup    bool `json:"ignore_hangup"`
-	IgnoreInterrupt bool `json:"ignore_interrupt"`
-	// Numbers are the descriptor numbers in the leader of the files sent, in
-	// order. Of 0, 1 and 2, what is not among them is /dev/null.
-	Numbers []int `json:"numbers"`
-}
-
 // StopRequest asks for the stop ladder, or shortens one that is under way.
 type StopRequest struct {
 	// ID is the invocation's. One that is over is not stopped any more, and a
@@ -340,133 +287,6 @@ func (m *Message) files() int {
 	}
 	return 0
 }
-
-// ErrProtocol wraps every complaint about what the other side sent.
-var ErrProtocol = errors.New("supervisor: protocol violated")
-
-// Encode returns m as a frame.
-func Encode(m *Message, raw []byte) ([]byte, error) {
-	b, err := json.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("supervisor: encode message: %w", err)
-	}
-	if len(b) > MaxJSON || len(raw) > MaxRaw {
-		return nil, fmt.Errorf("supervisor: message of %d and %d bytes is larger than the protocol takes (%d and %d)", len(b), len(raw), MaxJSON, MaxRaw)
-	}
-	frame := make([]byte, FrameHeader, FrameHeader+len(b)+len(raw))
-	binary.BigEndian.PutUint32(frame, uint32(len(b)))
-	binary.BigEndian.PutUint32(frame[4:], uint32(len(raw)))
-	return append(append(frame, b...), raw...), nil
-}
-
-// FrameSize returns the sizes of the two parts from a frame's first bytes.
-func FrameSize(header []byte) (jsonSize, rawSize int, err error) {
-	j, r := binary.BigEndian.Uint32(header), binary.BigEndian.Uint32(header[4:])
-	if j == 0 || j > MaxJSON || r > MaxRaw {
-		return 0, 0, fmt.Errorf("%w: a message of %d and %d bytes", ErrProtocol, j, r)
-	}
-	return int(j), int(r), nil
-}
-
-// Decode parses the JSON part of a frame. It must say exactly one thing.
-func Decode(b []byte) (*Message, error) {
-	var m Message
-	if err := json.Unmarshal(b, &m); err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
-	}
-	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Spawned != nil, m.Hello != nil, m.Started != nil,
-		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
-		if set {
-			said++
-		}
-	}
-	if said != 1 {
-		return nil, fmt.Errorf("%w: a message that says %d things", ErrProtocol, said)
-	}
-	return &m, nil
-}
-
-// AppendString appends s with its length before it.
-func AppendString(b []byte, s string) []byte {
-	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
-}
-
-// takeString takes a string off b that appendString put there.
-func takeString(b []byte) (s string, rest []byte, err error) {
-	if len(b) < 4 {
-		return "", nil, fmt.Errorf("%w: a string is missing", ErrProtocol)
-	}
-	n := binary.BigEndian.Uint32(b)
-	if uint64(n) > uint64(len(b)-4) {
-		return "", nil, fmt.Errorf("%w: a string of %d bytes where %d are left", ErrProtocol, n, len(b)-4)
-	}
-	return string(b[4 : 4+n]), b[4+n:], nil
-}
-
-// MaxStrings bounds the arguments, and the variables. The kernel takes fewer: each has
-// a pointer and a NUL of the 6 MiB.
-const MaxStrings = 1 << 20
-
-// TakeRun takes path, arguments and environment off the raw part of a run
-// message, and checks everything that the helper relies on.
-func TakeRun(r *Run, raw []byte, files int) (path string, args, env []string, err error) {
-	switch {
-	case r.Args < 1 || r.Args > MaxStrings || r.Env < 0 || r.Env > MaxStrings:
-		err = fmt.Errorf("%w: %d arguments and %d variables", ErrProtocol, r.Args, r.Env)
-	case files != len(r.Numbers)+1:
-		err = fmt.Errorf("%w: %d descriptors for a directory and %d files", ErrProtocol, files, len(r.Numbers))
-	case r.Signal < 1 || r.Signal > 64:
-		err = fmt.Errorf("%w: signal %d", ErrProtocol, r.Signal)
-	case r.Timeout < 0 || r.StdinGrace < 0 || r.Grace < 0 || r.KillWait < 0 || r.Linger < 0:
-		err = fmt.Errorf("%w: a negative duration", ErrProtocol)
-	case r.TempDir.Check() != nil:
-		err = r.TempDir.Check()
-	case r.AfterExit < AfterExitTerminate || r.AfterExit > AfterExitLeave || r.Audience < 0 || r.Audience > 2:
-		err = fmt.Errorf("%w: after_exit %d, audience %d", ErrProtocol, r.AfterExit, r.Audience)
-	}
-	seen := make(map[int]bool, len(r.Numbers))
-	for _, n := range r.Numbers {
-		if err == nil && (n < 0 || n >= MaxFileNumber || seen[n]) {
-			err = fmt.Errorf("%w: descriptor number %d", ErrProtocol, n)
-		}
-		seen[n] = true
-	}
-	if err != nil {
-		return "", nil, nil, err
-	}
-	if path, raw, err = takeString(raw); err != nil {
-		return "", nil, nil, err
-	}
-	var s string
-	for range r.Args {
-		if s, raw, err = takeString(raw); err != nil {
-			return "", nil, nil, err
-		}
-		args = append(args, s)
-	}
-	for range r.Env {
-		if s, raw, err = takeString(raw); err != nil {
-			return "", nil, nil, err
-		}
-		env = append(env, s)
-	}
-	if len(raw) > 0 {
-		return "", nil, nil, fmt.Errorf("%w: %d bytes too many", ErrProtocol, len(raw))
-	}
-	return path, args, env, nil
-}
-
-// MaxFileNumber bounds the descriptor numbers in the leader. The kernel's own
-// bound is RLIMIT_NOFILE; this one keeps a hostile number from costing memory.
-const MaxFileNumber = 1 << 16
-
-// ErrTooLarge means that a request is larger than any that could be executed.
-var ErrTooLarge = fmt.Errorf("arguments and environment have more than %d strings or %d bytes: %w", MaxStrings, MaxRaw, syscall.E2BIG)
-
-// SendLimit is how long a message may take to be accepted: an end whose socket
-// stays full is not reading.
-const SendLimit = 500 * time.Millisecond
 
 // Cleanup is what the guard's word makes of the cleanup.
 func (s *Swept) Cleanup() outcome.Cleanup {

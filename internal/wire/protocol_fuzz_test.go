@@ -93,15 +93,15 @@ func FuzzInbox(f *testing.F) {
 		}
 		want := naiveInbox(b, fds)
 		var got heard
-		in := Inbox{}
+		in := inbox{}
 		given := fds
 		for rest := b; len(rest) > 0 && !got.failed; {
 			n := min(int(piece)+1, len(rest))
-			got.failed = in.Add(rest[:n], given) != nil
+			got.failed = in.add(rest[:n], given) != nil
 			given = nil // they come with the first bytes
 			rest = rest[n:]
 			for !got.failed {
-				m, raw, files, err := in.Next()
+				m, raw, files, err := in.next()
 				got.failed = err != nil
 				if m == nil || err != nil {
 					break
@@ -109,8 +109,8 @@ func FuzzInbox(f *testing.F) {
 				got.messages, got.raws = append(got.messages, m), append(got.raws, string(raw))
 				got.files = append(got.files, files)
 			}
-			if len(in.Buf) > FrameHeader+MaxJSON+MaxRaw+n || len(in.Buf) > len(b) {
-				t.Fatalf("%d bytes are kept", len(in.Buf))
+			if len(in.buf) > FrameHeader+MaxJSON+MaxRaw+n || len(in.buf) > len(b) {
+				t.Fatalf("%d bytes are kept", len(in.buf))
 			}
 		}
 		if got.failed != want.failed || len(got.messages) != len(want.messages) {
@@ -142,9 +142,9 @@ func FuzzInbox(f *testing.F) {
 	})
 }
 
-// FuzzTakeRun takes requests from their raw part. What is taken is just what it
+// FuzzRequest takes requests from their raw part. What is taken is just what it
 // was put together from.
-func FuzzTakeRun(f *testing.F) {
+func FuzzRequest(f *testing.F) {
 	good := runRaw("/bin/true", []string{"true", "", "\xff"}, []string{"A=b"})
 	for _, counts := range [][2]int{{3, 1}, {4, 0}, {1, 3}, {3, 2}, {0, 4}, {-1, 5}, {1 << 20, 0}, {1<<20 + 1, 0}, {3, -1}, {1 << 40, 1 << 40}} {
 		f.Add(good, counts[0], counts[1], 15, 0, int64(0), int64(1e9), []byte{0, 1})
@@ -176,28 +176,35 @@ func FuzzTakeRun(f *testing.F) {
 			}
 			r.Numbers = append(r.Numbers, v)
 		}
-		path, gotArgs, gotEnv, err := TakeRun(r, raw, len(numbers)+1)
+		fds := make([]int, len(numbers)+1)
+		for i := range fds {
+			fds[i] = 100 + i
+		}
+		q, err := r.Request(raw, fds)
 		if err != nil {
-			if path != "" || gotArgs != nil || gotEnv != nil {
+			if q != nil {
 				t.Error("something comes with an error")
 			}
 		} else {
-			if len(gotArgs) != args || len(gotEnv) != env || !bytes.Equal(runRaw(path, gotArgs, gotEnv), raw) {
-				t.Errorf("%d and %d strings, which are not what came: want %d and %d", len(gotArgs), len(gotEnv), args, env)
+			if len(q.Args) != args || len(q.Env) != env || !bytes.Equal(runRaw(q.Path, q.Args, q.Env), raw) {
+				t.Errorf("%d and %d strings, which are not what came: want %d and %d", len(q.Args), len(q.Env), args, env)
+			}
+			if q.Dir != fds[0] || !slices.Equal(q.Files, fds[1:]) {
+				t.Errorf("descriptors %d and %v, want those of %v", q.Dir, q.Files, fds)
 			}
 			twice := len(slices.Compact(slices.Sorted(slices.Values(r.Numbers)))) != len(r.Numbers)
 			if hole || twice || signal < 1 || signal > 64 || word < 0 || word > 2 || timeout < 0 || grace < 0 || args < 1 {
 				t.Errorf("taken: %+v", r)
 			}
 		}
-		if _, _, _, err := TakeRun(r, raw, len(numbers)); err == nil {
+		if _, err := r.Request(raw, fds[1:]); err == nil {
 			t.Error("taken with a descriptor too few")
 		}
 		// What was put together from strings is always taken.
 		list := strings.SplitN(string(raw), "\x00", 8)
 		m := &Run{Settings: Settings{Signal: 15}, Args: len(list), Env: len(list)}
-		if path, a, e, err := TakeRun(m, runRaw("x", list, list), 1); err != nil || path != "x" || !slices.Equal(a, list) || !slices.Equal(e, list) {
-			t.Errorf("%q came back as %q, %q, %q, %v", list, path, a, e, err)
+		if q, err := m.Request(runRaw("x", list, list), fds[:1]); err != nil || q.Path != "x" || !slices.Equal(q.Args, list) || !slices.Equal(q.Env, list) {
+			t.Errorf("%q came back as %+v, %v", list, q, err)
 		}
 	})
 }

@@ -42,16 +42,16 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 		all = append(all, frame(t, m, []byte("raw \xff\x00"))...)
 	}
 	for _, size := range []int{1, 3, 7, 64, len(all)} {
-		in := Inbox{Files: []int{10, 11, 12, 13}}
+		in := inbox{files: []int{10, 11, 12, 13}}
 		var got []*Message
 		for rest := all; len(rest) > 0; {
 			n := min(size, len(rest))
-			if err := in.Add(rest[:n], nil); err != nil {
+			if err := in.add(rest[:n], nil); err != nil {
 				t.Fatal(err)
 			}
 			rest = rest[n:]
 			for {
-				m, raw, _, err := in.Next()
+				m, raw, _, err := in.next()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,18 +73,18 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 // Descriptors that came early belong to the run message, however the stream was
 // cut.
 func TestInboxGivesFilesToTheRun(t *testing.T) {
-	var in Inbox
+	var in inbox
 	run := frame(t, &Message{Run: &Run{Settings: Settings{Numbers: []int{1}}, Args: 1}}, nil)
-	if err := in.Add(append(frame(t, &Message{Stop: &StopRequest{}}, nil), run[:5]...), []int{7}); err != nil {
+	if err := in.add(append(frame(t, &Message{Stop: &StopRequest{}}, nil), run[:5]...), []int{7}); err != nil {
 		t.Fatal(err)
 	}
-	if m, _, files, err := in.Next(); err != nil || m.Stop == nil || len(files) != 0 {
+	if m, _, files, err := in.next(); err != nil || m.Stop == nil || len(files) != 0 {
 		t.Fatalf("got %+v %v %v", m, files, err)
 	}
-	if err := in.Add(run[5:], []int{8}); err != nil {
+	if err := in.add(run[5:], []int{8}); err != nil {
 		t.Fatal(err)
 	}
-	if m, _, files, err := in.Next(); err != nil || m.Run == nil || !cmp.Equal(files, []int{7, 8}) {
+	if m, _, files, err := in.next(); err != nil || m.Run == nil || !cmp.Equal(files, []int{7, 8}) {
 		t.Fatalf("got %+v %v %v", m, files, err)
 	}
 }
@@ -108,10 +108,10 @@ func TestInboxRefuses(t *testing.T) {
 		"garbage after":   text(`{"ready":{}} x`),
 	} {
 		t.Run(name, func(t *testing.T) {
-			var box Inbox
-			err := box.Add(in, nil)
+			var box inbox
+			err := box.add(in, nil)
 			if err == nil {
-				_, _, _, err = box.Next()
+				_, _, _, err = box.next()
 			}
 			if !errors.Is(err, ErrProtocol) {
 				t.Errorf("got %v, want a violated protocol", err)
@@ -119,20 +119,20 @@ func TestInboxRefuses(t *testing.T) {
 		})
 	}
 	t.Run("descriptors without end", func(t *testing.T) {
-		var box Inbox
-		if err := box.Add(nil, make([]int, MaxFiles+1)); !errors.Is(err, ErrProtocol) {
+		var box inbox
+		if err := box.add(nil, make([]int, MaxFiles+1)); !errors.Is(err, ErrProtocol) {
 			t.Errorf("got %v", err)
 		}
 	})
 }
 
-func TestTakeRunRefuses(t *testing.T) {
+func TestRequestIsRefused(t *testing.T) {
 	good := func() *Run {
 		return &Run{Settings: Settings{Signal: 15, Numbers: []int{0, 1}}, Args: 1, Env: 1}
 	}
 	raw := runRaw("/bin/true", []string{"true"}, []string{"A=b"})
-	if path, args, env, err := TakeRun(good(), raw, 3); err != nil || path != "/bin/true" || args[0] != "true" || env[0] != "A=b" {
-		t.Fatalf("a good one: %q %q %q %v", path, args, env, err)
+	if q, err := good().Request(raw, make([]int, 3)); err != nil || q.Path != "/bin/true" || q.Args[0] != "true" || q.Env[0] != "A=b" {
+		t.Fatalf("a good one: %+v %v", q, err)
 	}
 	for name, change := range map[string]func(r *Run) (raw []byte, files int){
 		"no arguments":         func(r *Run) ([]byte, int) { r.Args = 0; return raw, 3 },
@@ -155,7 +155,7 @@ func TestTakeRunRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := good()
 			raw, files := change(r)
-			if _, _, _, err := TakeRun(r, raw, files); !errors.Is(err, ErrProtocol) {
+			if _, err := r.Request(raw, make([]int, files)); !errors.Is(err, ErrProtocol) {
 				t.Errorf("got %v, want a violated protocol", err)
 			}
 		})
@@ -170,11 +170,11 @@ func TestInboxMissesFiles(t *testing.T) {
 		"lost":  {Lost: &Lost{ID: "5"}},
 		"run":   {Run: &Run{Settings: Settings{Numbers: []int{0, 1}}}},
 	} {
-		in := Inbox{}
-		if err := in.Add(frame(t, m, nil), make([]int, m.files()-1)); err != nil {
+		in := inbox{}
+		if err := in.add(frame(t, m, nil), make([]int, m.files()-1)); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, _, err := in.Next(); !errors.Is(err, ErrProtocol) {
+		if _, _, _, err := in.next(); !errors.Is(err, ErrProtocol) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
