@@ -44,7 +44,7 @@ type invocation struct {
 	logFailed  bool              // it is not called again
 
 	mu     sync.Mutex              // guards what follows
-	helper *supervisor.Helper      // nil until the request was sent
+	helper *supervisor.Client      // nil until the request was sent
 	cancel context.CancelCauseFunc // ends what comes before; nil if it has not begun
 	asked  outcome.Cause           // of the first stop request; "" if there was none
 	why    error
@@ -87,14 +87,14 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 
 // order has the CLI started by the helper that it returns, or returns nil and
 // the outcome says why not.
-func (v *invocation) order() *supervisor.Helper {
-	refused := func(cause outcome.Cause, why outcome.Why) *supervisor.Helper {
+func (v *invocation) order() *supervisor.Client {
+	refused := func(cause outcome.Cause, why outcome.Why) *supervisor.Client {
 		v.closeStreams()
 		v.dropTempDir()
 		v.notStarted(cause, why)
 		return nil
 	}
-	failed := func(op string, err error) *supervisor.Helper {
+	failed := func(op string, err error) *supervisor.Client {
 		return refused(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: op, Path: v.cmd.Path, Err: err}})
 	}
 	if v.ctx.Err() != nil {
@@ -228,7 +228,7 @@ func (v *invocation) ask(cause outcome.Cause, why error, calm bool) {
 	v.sendStop(helper, cause, why)
 }
 
-func (v *invocation) sendStop(helper *supervisor.Helper, cause outcome.Cause, why error) {
+func (v *invocation) sendStop(helper *supervisor.Client, cause outcome.Cause, why error) {
 	q := wire.StopRequest{ID: v.id, Cause: cause}
 	if why, ok := why.(*quoted); ok {
 		q.Signal = int(why.signal)
@@ -249,7 +249,7 @@ func (v *invocation) hasten() {
 	}
 }
 
-func (v *invocation) sendKill(helper *supervisor.Helper, cause outcome.Cause) {
+func (v *invocation) sendKill(helper *supervisor.Client, cause outcome.Cause) {
 	// One that cannot be told is lost soon anyway.
 	_ = helper.Stop(wire.StopRequest{ID: v.id, Cause: cause, Kill: true})
 }
@@ -281,7 +281,7 @@ func (v *invocation) lookAt(at time.Time) {
 }
 
 // follow takes the invocation from its request to its end.
-func (v *invocation) follow(helper *supervisor.Helper) {
+func (v *invocation) follow(helper *supervisor.Client) {
 	for _, d := range v.drains {
 		go d.run()
 	}
@@ -323,7 +323,7 @@ type told struct {
 }
 
 // listen hears the supervisor out, or loses it.
-func (v *invocation) listen(helper *supervisor.Helper) (t told) {
+func (v *invocation) listen(helper *supervisor.Client) (t told) {
 	for t.done == nil && t.lost == nil {
 		ev, err := helper.Next()
 		switch {
@@ -357,7 +357,7 @@ func (v *invocation) listen(helper *supervisor.Helper) (t told) {
 }
 
 // settle makes the outcome of what was told.
-func (v *invocation) settle(helper *supervisor.Helper, t told, asked outcome.Cause, why outcome.Why) {
+func (v *invocation) settle(helper *supervisor.Client, t told, asked outcome.Cause, why outcome.Why) {
 	o := &v.outcome
 	o.ID = v.id
 	f := outcome.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == AfterExitWait, ExecSeen: t.started != nil, Exit: t.exit}
@@ -486,7 +486,7 @@ const retryLimit = 6 * time.Second
 // time can have been moved while the read was being interrupted; and a caller
 // that was suspended itself finds it long past, with the answer in its socket or
 // on the way.
-func (v *invocation) late(helper *supervisor.Helper) bool {
+func (v *invocation) late(helper *supervisor.Client) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	look, lost := v.owed.late(time.Now(), v.look, helper.Pending, helper.Suspended)
@@ -536,7 +536,7 @@ func (v *invocation) exitSeen(exit *outcome.Exit) {
 // lose ends a supervisor that is lost. What it held falls to the guard, which
 // ends it and tells when nothing is left. Should the guard be lost too, what
 // carries the invocation's mark is swept for, which proves nothing.
-func (v *invocation) lose(helper *supervisor.Helper, leader int) {
+func (v *invocation) lose(helper *supervisor.Client, leader int) {
 	began := time.Now()
 	helper.Kill()
 	// The guard gets the time that the supervisor has not used.
@@ -588,7 +588,7 @@ func (v *invocation) copyPipes() (list []outputPipe) {
 // handOver gives the supervisor the pipes that are still open on the CLI's side, which it
 // drains as long as they are: what is left alive would get SIGPIPE else. The supervisor is
 // not used again.
-func (v *invocation) handOver(helper *supervisor.Helper, pipes []outputPipe) {
+func (v *invocation) handOver(helper *supervisor.Client, pipes []outputPipe) {
 	var fds []int
 	for _, p := range pipes {
 		defer closeFD(p.fd)

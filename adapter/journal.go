@@ -24,7 +24,7 @@ func (v *invocation) duties() wire.Duties {
 // enter records v, before anything of it can run, in the journal and with the guard of
 // the supervisor that will take it, and makes the temporary directory in between: the
 // journal has to know its name before, and the guard gets to know it by its identity.
-func (v *invocation) enter(helper *supervisor.Helper) *outcome.StartError {
+func (v *invocation) enter(helper *supervisor.Client) *outcome.StartError {
 	if j := v.a.journal; j != nil {
 		b := journal.Begin{ID: v.id, Program: v.cmd.Path, Owner: v.cmd.Owner, Session: v.session != nil, Began: v.began,
 			Holder: helper.PID(), Cgroup: helper.Cgroup(), Group: helper.Group(), TempDir: v.tempPath}

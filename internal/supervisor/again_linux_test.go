@@ -70,14 +70,14 @@ func pidAgainRole(args []string) error {
 
 // guarded is an invocation whose guard has to do something for it.
 type guarded struct {
-	h      *Helper
+	h      *Client
 	said   *bufio.Reader
 	temp   scratch.Dir
 	record string
 }
 
 // guardedRun begins a CLI on h and returns when it has said its first line.
-func guardedRun(h *Helper, j *journal.Journal, dir, script string) (*guarded, string, error) {
+func guardedRun(h *Client, j *journal.Journal, dir, script string) (*guarded, string, error) {
 	id := rand.Text()
 	temp, err := scratch.Make(filepath.Join(dir, "curfew-"+id))
 	if err == nil {
@@ -226,7 +226,7 @@ func cannotBeEnded(pid int) (release func(), err error) {
 }
 
 // supervisorWithPID starts supervisors until one has the pid.
-func supervisorWithPID(p *Pool, pid int) (*Helper, error) {
+func supervisorWithPID(p *Pool, pid int) (*Client, error) {
 	for range 20 {
 		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0); err != nil {
 			return nil, err

@@ -29,7 +29,7 @@ func init() {
 
 // lostRun begins a CLI with a daemon below it on a supervisor of the pool, and
 // returns when both run. Whoever lives of them holds the pipe.
-func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
+func lostRun(t *testing.T, p *Pool) (h *Client, held *os.File) {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
 	if err != nil {
@@ -41,7 +41,7 @@ func lostRun(t *testing.T, p *Pool) (h *Helper, held *os.File) {
 
 // heldRun runs a CLI until it has written something to its stdout, which is held by
 // everything that it starts.
-func heldRun(t *testing.T, p *Pool, s wire.Settings, env []string, path string, args ...string) (h *Helper, held *os.File) {
+func heldRun(t *testing.T, p *Pool, s wire.Settings, env []string, path string, args ...string) (h *Client, held *os.File) {
 	t.Helper()
 	h, err := p.Get(t.Context(), false)
 	if err != nil {
@@ -242,7 +242,7 @@ func TestTwoSupervisorsAreKilled(t *testing.T) {
 	}
 	one.Kill()
 	two.Kill()
-	for _, h := range []*Helper{one, two} {
+	for _, h := range []*Client{one, two} {
 		if _, err := h.Swept(time.Now().Add(patience)); err != nil {
 			t.Error(err)
 		}
@@ -387,7 +387,7 @@ func TestManySupervisors(t *testing.T) {
 	var p Pool
 	defer p.Close()
 	var wg sync.WaitGroup
-	var all [24]*Helper
+	var all [24]*Client
 	for i := range all {
 		wg.Go(func() {
 			var err error

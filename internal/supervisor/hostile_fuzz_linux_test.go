@@ -174,7 +174,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn := copySocket(t, g.Helper)
+		conn := copySocket(t, g.Client)
 		caller := &hostile{t: t, conn: conn, w: int(w.Fd()), patience: 2000}
 		caller.play(&script{input})
 		_ = unix.Shutdown(conn, unix.SHUT_WR)

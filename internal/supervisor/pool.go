@@ -34,13 +34,13 @@ type Pool struct {
 	start chan struct{} // held by who starts a guard: the others wait for it and use it
 
 	mu       sync.Mutex
-	guards   []*Guard
-	idle     []*Helper // the one used last is last
-	straying []*Helper // let go of and not ended yet
+	guards   []*guardClient
+	idle     []*Client // the one used last is last
+	straying []*Client // let go of and not ended yet
 	timer    *time.Timer
 	closed   bool
 
-	serving map[*Helper]bool // supervisors that Get has given out
+	serving map[*Client]bool // supervisors that Get has given out
 	watch   *time.Timer      // of lookAfter, as long as there is one
 }
 
@@ -72,7 +72,7 @@ const closeLimit = 10 * time.Second
 //
 // One that is to leave processes behind is alone: its parent is no guard, which
 // would end what was to be left.
-func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
+func (p *Pool) Get(ctx context.Context, alone bool) (*Client, error) {
 	h, err := p.get(ctx, alone)
 	if err == nil {
 		p.giveOut(h)
@@ -83,11 +83,11 @@ func (p *Pool) Get(ctx context.Context, alone bool) (*Helper, error) {
 // watchEvery is how often helpers are looked after that nobody else looks after.
 const watchEvery = time.Second
 
-func (p *Pool) giveOut(h *Helper) {
+func (p *Pool) giveOut(h *Client) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.serving == nil {
-		p.serving = map[*Helper]bool{}
+		p.serving = map[*Client]bool{}
 	}
 	p.serving[h] = true
 	if p.watch == nil {
@@ -96,7 +96,7 @@ func (p *Pool) giveOut(h *Helper) {
 }
 
 // takenBack notes that h serves no more. p.mu is held.
-func (p *Pool) takenBack(h *Helper) {
+func (p *Pool) takenBack(h *Client) {
 	delete(p.serving, h)
 	if len(p.serving) == 0 && p.watch != nil {
 		p.watch.Stop()
@@ -109,10 +109,10 @@ func (p *Pool) takenBack(h *Helper) {
 // CLI nor a timeout.
 func (p *Pool) lookAfter() {
 	p.mu.Lock()
-	watched := map[*Helper]bool{}
+	watched := map[*Client]bool{}
 	for h := range p.serving {
 		if h.guard != nil {
-			h = h.guard.Helper
+			h = h.guard.Client
 		}
 		watched[h] = true
 	}
@@ -129,7 +129,7 @@ func (p *Pool) lookAfter() {
 	}
 }
 
-func (p *Pool) get(ctx context.Context, alone bool) (*Helper, error) {
+func (p *Pool) get(ctx context.Context, alone bool) (*Client, error) {
 	began := time.Now()
 	for tries := 0; ; tries++ {
 		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
@@ -191,7 +191,7 @@ const guardTries = 20
 // takeOrSpawn does what depends on the calling thread. fresh reports that the
 // guard was started for it. The state is nil where it cannot be read: then no
 // helper is used twice.
-func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bool, now *State, err error) {
+func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Client, fresh bool, now *State, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	state, err := readState(0)
@@ -228,7 +228,7 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Helper, fresh bo
 
 // guard returns a guard in the given state, which it starts if there is none.
 // The guard counts a helper more from then on.
-func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, fresh bool, err error) {
+func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *guardClient, fresh bool, err error) {
 	p.once.Do(func() { p.start = make(chan struct{}, 1) })
 	select {
 	case p.start <- struct{}{}:
@@ -255,7 +255,7 @@ func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, 
 	}
 	if err != nil {
 		g.Kill()
-		p.letGo(g.Helper)
+		p.letGo(g.Client)
 		return nil, true, err
 	}
 	g.known = g.known && now != nil
@@ -267,7 +267,7 @@ func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *Guard, 
 }
 
 // release counts a helper less for its guard.
-func (p *Pool) release(g *Guard) {
+func (p *Pool) release(g *guardClient) {
 	p.mu.Lock()
 	g.helpers--
 	p.mu.Unlock()
@@ -276,22 +276,22 @@ func (p *Pool) release(g *Guard) {
 // dismiss has the guard start no more supervisors. Whoever has one of it needs the
 // guard still, which is to tell what it has proven should that one be lost: it is
 // let go of after the last.
-func (p *Pool) dismiss(g *Guard) {
+func (p *Pool) dismiss(g *guardClient) {
 	p.mu.Lock()
 	g.dismissed = true
 	needed := g.helpers > 0 && g.alive()
 	if !needed {
-		p.guards = slices.DeleteFunc(p.guards, func(other *Guard) bool { return other == g })
+		p.guards = slices.DeleteFunc(p.guards, func(other *guardClient) bool { return other == g })
 	}
 	p.mu.Unlock()
 	if !needed {
-		p.letGo(g.Helper)
+		p.letGo(g.Client)
 	}
 }
 
 // take takes the supervisor used last that fits. Those that do not fit end when
 // their time is over: another thread may be what they fit.
-func (p *Pool) take(now *State, noFile uint64) *Helper {
+func (p *Pool) take(now *State, noFile uint64) *Client {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := len(p.idle) - 1; i >= 0; i-- {
@@ -306,7 +306,7 @@ func (p *Pool) take(now *State, noFile uint64) *Helper {
 
 // awaitReady waits for the supervisor to have made itself ready, which it does
 // while the caller does something else.
-func (h *Helper) awaitReady(ctx context.Context) bool {
+func (h *Client) awaitReady(ctx context.Context) bool {
 	if h.ready {
 		return !h.Pending() // it says nothing unasked
 	}
@@ -323,7 +323,7 @@ func (h *Helper) awaitReady(ctx context.Context) bool {
 }
 
 // Put gives a supervisor back after its Done with an empty tree.
-func (p *Pool) Put(h *Helper) {
+func (p *Pool) Put(h *Client) {
 	p.mu.Lock()
 	p.takenBack(h)
 	most := p.MaxIdle
@@ -358,9 +358,9 @@ func (p *Pool) wakeIn(d time.Duration) {
 
 // Discard lets go of a supervisor that is not to be used again: lost, or busy
 // with survivors.
-func (p *Pool) Discard(h *Helper) { p.letGo(h) }
+func (p *Pool) Discard(h *Client) { p.letGo(h) }
 
-func (p *Pool) letGo(h *Helper) {
+func (p *Pool) letGo(h *Client) {
 	gone := h.Close(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -371,7 +371,7 @@ func (p *Pool) letGo(h *Helper) {
 
 // note notes what has become of a helper that was closed. One that has not
 // ended keeps its guard, which knows what becomes of the rest. p.mu is held.
-func (p *Pool) note(h *Helper, gone bool) {
+func (p *Pool) note(h *Client, gone bool) {
 	switch {
 	case !gone:
 		p.straying = append(p.straying, h)
@@ -387,7 +387,7 @@ func (p *Pool) expire() {
 	defer p.mu.Unlock()
 	p.timer = nil
 	now := time.Now()
-	p.idle = slices.DeleteFunc(p.idle, func(h *Helper) bool {
+	p.idle = slices.DeleteFunc(p.idle, func(h *Client) bool {
 		if now.Before(h.expires) {
 			return false
 		}
@@ -399,12 +399,12 @@ func (p *Pool) expire() {
 	for _, h := range straying {
 		p.note(h, h.Close(0))
 	}
-	p.guards = slices.DeleteFunc(p.guards, func(g *Guard) bool {
+	p.guards = slices.DeleteFunc(p.guards, func(g *guardClient) bool {
 		if g.helpers > 0 && g.alive() {
 			return false
 		}
 		if !g.Close(0) {
-			p.straying = append(p.straying, g.Helper)
+			p.straying = append(p.straying, g.Client)
 		}
 		return true
 	})
@@ -425,7 +425,7 @@ func (p *Pool) Close() int {
 	p.closed = true
 	told := p.idle
 	for _, g := range p.guards {
-		told = append(told, g.Helper)
+		told = append(told, g.Client)
 	}
 	straying := p.straying
 	p.idle, p.straying, p.guards = nil, nil, nil
@@ -438,8 +438,8 @@ func (p *Pool) Close() int {
 		h.Close(0) // tell them all before waiting for one
 	}
 	began := time.Now()
-	var draining []*Helper
-	straying = slices.DeleteFunc(straying, func(h *Helper) bool {
+	var draining []*Client
+	straying = slices.DeleteFunc(straying, func(h *Client) bool {
 		if h.drains && !h.Close(0) {
 			draining = append(draining, h)
 		}
@@ -459,7 +459,7 @@ func (p *Pool) Close() int {
 }
 
 // closeAllUntil closes helpers and returns those that have not ended by then.
-func closeAllUntil(all []*Helper, end time.Time) (left []*Helper) {
+func closeAllUntil(all []*Client, end time.Time) (left []*Client) {
 	for _, h := range all {
 		if !h.Close(time.Until(end)) {
 			left = append(left, h)

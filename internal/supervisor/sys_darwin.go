@@ -82,7 +82,7 @@ func notifier() (fd, tell int, err error) {
 }
 
 // helperAttr is how a helper is started.
-func helperAttr(*Helper) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+func helperAttr(*Client) *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 // identity is how a helper is known: its pid alone could be another's, where the
 // caller reaps every child itself.
@@ -110,7 +110,7 @@ func ownPidfd() (int, error) { return -1, unix.ENOSYS }
 
 // Kill ends the helper itself. It is for one that does not answer: what it held
 // is no longer held.
-func (h *Helper) Kill() {
+func (h *Client) Kill() {
 	h.end.Lock()
 	defer h.end.Unlock()
 	if h.child != 0 {
@@ -119,14 +119,14 @@ func (h *Helper) Kill() {
 }
 
 // hasPID reports whether the helper's pid is its own still: nobody has reaped it.
-func (h *Helper) hasPID() bool {
+func (h *Client) hasPID() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
 	return h.child != 0
 }
 
 // resume has a helper go on that somebody has suspended.
-func (h *Helper) resume() error {
+func (h *Client) resume() error {
 	h.end.Lock()
 	defer h.end.Unlock()
 	if h.child == 0 {
@@ -137,14 +137,14 @@ func (h *Helper) resume() error {
 
 // ended reports whether the helper has ended, and reaps it. A caller that reaps every
 // child itself, or ignores SIGCHLD, has done that already.
-func (h *Helper) ended() bool {
+func (h *Client) ended() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
 	return h.reapChild()
 }
 
 // awaitEnd waits until the helper is dead, and does not reap it.
-func (h *Helper) awaitEnd(until time.Time) bool {
+func (h *Client) awaitEnd(until time.Time) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		h.end.Lock()
 		gone := h.child == 0 || h.exact.HasExited()
@@ -157,7 +157,7 @@ func (h *Helper) awaitEnd(until time.Time) bool {
 }
 
 // Sweep ends what is left of an invocation whose helper is lost. See proctree.Sweep.
-func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func (h *Client) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	h.awaitEnd(until)
 	return proctree.Sweep(mark, wire.MarkPrefix, leader, since, until)
 }

@@ -88,7 +88,7 @@ func notifier() (fd, tell int, err error) {
 }
 
 // helperAttr is how a helper is started; its pidfd goes to h.
-func helperAttr(h *Helper) *syscall.SysProcAttr {
+func helperAttr(h *Client) *syscall.SysProcAttr {
 	// One that somebody has suspended has to see to what it holds when we are gone.
 	return &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd, Pdeathsig: syscall.SIGCONT}
 }
@@ -155,20 +155,20 @@ func ownPidfd() (int, error) {
 
 // Kill ends the helper itself. It is for one that does not answer: what it held
 // is no longer held.
-func (h *Helper) Kill() {
+func (h *Client) Kill() {
 	_ = h.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
 }
 
 // hasPID reports whether the helper's pid is its own still: nobody has reaped it.
-func (h *Helper) hasPID() bool { return h.withPidfd(proctree.ProbePidfd) == nil }
+func (h *Client) hasPID() bool { return h.withPidfd(proctree.ProbePidfd) == nil }
 
 // resume has a helper go on that somebody has suspended.
-func (h *Helper) resume() error { return h.withPidfd(proctree.ResumePidfd) }
+func (h *Client) resume() error { return h.withPidfd(proctree.ResumePidfd) }
 
 // ended reports whether the helper has ended, and reaps it if it is our child. A
 // caller that reaps every child itself, or ignores SIGCHLD, has done that
 // already.
-func (h *Helper) ended() bool {
+func (h *Client) ended() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
 	if h.guard != nil {
@@ -217,7 +217,7 @@ func waitStatus(info *unix.Siginfo) *unix.WaitStatus {
 
 // awaitEnd waits until the helper is dead and its children are somebody else's,
 // and does not reap it. False where that cannot be waited for.
-func (h *Helper) awaitEnd(until time.Time) bool {
+func (h *Client) awaitEnd(until time.Time) bool {
 	// The wait is for a descriptor of its own: Close can close the other.
 	fd := -1
 	_ = h.withPidfd(func(pidfd int) (err error) {
@@ -243,7 +243,7 @@ func (h *Helper) awaitEnd(until time.Time) bool {
 
 // Sweep ends what carries the mark of an invocation whose helper is lost, and
 // the helper's guard with it. See proctree.Sweep.
-func (h *Helper) Sweep(mark string, _ int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func (h *Client) Sweep(mark string, _ int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	// One that does not die must not take all the time there is.
 	ended := time.Now().Add(time.Until(until) / 2)
 	h.awaitEnd(ended)
@@ -258,7 +258,7 @@ func (h *Helper) Sweep(mark string, _ int, since, until time.Time) ([]outcome.En
 }
 
 // Sweep ends what carries the mark of an invocation whose caller and helpers are
-// all lost; group is what Helper.Group returned. See proctree.Sweep.
+// all lost; group is what Client.Group returned. See proctree.Sweep.
 func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return proctree.Sweep(mark, cgroup, group, since, until)
 }

@@ -5,7 +5,7 @@
 // ends it. Importing the package is enough: when a process was started as a
 // helper, the package's initialisation takes over and never returns.
 //
-// Both ends are here: Helper and Pool are the caller's, serve is the helper's.
+// Both ends are here: Client and Pool are the caller's, serve is the helper's.
 package supervisor
 
 import (

@@ -79,7 +79,7 @@ func runCLI(p *Pool, s wire.Settings, argv ...string) (string, *wire.Done, int, 
 	return out, done, pid, err
 }
 
-func runOn(h *Helper, s wire.Settings, argv ...string) (string, *wire.Done, error) {
+func runOn(h *Client, s wire.Settings, argv ...string) (string, *wire.Done, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return "", nil, err
@@ -323,7 +323,7 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 }
 
 // copySocket returns another descriptor of our end of a helper's socket.
-func copySocket(t *testing.T, h *Helper) (fd int) {
+func copySocket(t *testing.T, h *Client) (fd int) {
 	t.Helper()
 	var err error
 	if closed := h.conn.Control(func(socket int) { fd, err = unix.FcntlInt(uintptr(socket), unix.F_DUPFD_CLOEXEC, 0) }); closed != nil || err != nil {

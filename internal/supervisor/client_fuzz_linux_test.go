@@ -227,7 +227,7 @@ func FuzzHelper(f *testing.F) {
 
 // listenToHelper does with a helper what its caller does, and checks what
 // comes of it.
-func listenToHelper(t *testing.T, h *Helper) {
+func listenToHelper(t *testing.T, h *Client) {
 	h.Interrupt(time.Now().Add(patience))
 	if err := h.greet(context.Background()); err != nil {
 		if !errors.Is(err, errRefused) {
@@ -311,7 +311,7 @@ func FuzzSwept(f *testing.F) {
 			}
 			utter(files[0], int(w.Fd()), said)
 		}()
-		h := &Helper{id: wire.NewID(), pid: 4711, guard: &Guard{Helper: newHelper("stub", pair[0])}}
+		h := &Client{id: wire.NewID(), pid: 4711, guard: &guardClient{Client: newHelper("stub", pair[0])}}
 		swept, err := h.Swept(time.Now().Add(patience))
 		if (swept == nil) == (err == nil) {
 			t.Errorf("answer %+v and error %v", swept, err)

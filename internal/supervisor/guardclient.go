@@ -13,25 +13,25 @@ import (
 	"curfew/internal/wire"
 )
 
-// Guard is the caller's end of a guard.
-type Guard struct {
-	*Helper        // for its socket, its state and its end
+// guardClient is the caller's end of a guard.
+type guardClient struct {
+	*Client        // for its socket, its state and its end
 	helpers   int  // how many of its supervisors the Pool has given out or keeps
 	dismissed bool // it is to start no more of them
 }
 
 // spawnGuard starts a guard. The calling goroutine must be locked to its thread:
 // the guard, its supervisors and their CLIs inherit from it.
-func spawnGuard(exe string, journal []string) (*Guard, error) {
+func spawnGuard(exe string, journal []string) (*guardClient, error) {
 	h, err := start(wire.GuardName, exe, journal)
 	if err != nil {
 		return nil, err
 	}
-	return &Guard{Helper: h}, nil
+	return &guardClient{Client: h}, nil
 }
 
 // spawn has the guard start a supervisor. The supervisor has to be greeted.
-func (g *Guard) spawn() (*Helper, error) {
+func (g *guardClient) spawn() (*Client, error) {
 	pair, err := wire.Socketpair()
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -56,7 +56,7 @@ func (g *Guard) spawn() (*Helper, error) {
 // Watch tells the guard what is left to do, should h die, for the invocation that h is
 // about to take; nil when that is over. If the message cannot be sent the guard is lost:
 // then the caller does what is left, or Recover.
-func (h *Helper) Watch(d *wire.Duties) {
+func (h *Client) Watch(d *wire.Duties) {
 	if h.guard != nil {
 		_ = h.guard.conn.Send(&wire.Message{Watch: &wire.Watch{ID: h.id, Duties: d}})
 	}
@@ -75,7 +75,7 @@ var errGuardLost = errors.New("supervisor: the guard is lost too")
 
 // Swept waits until nothing is left of what the helper, which is lost, had held,
 // as its guard knows it, at most until the given time.
-func (h *Helper) Swept(until time.Time) (*wire.Swept, error) {
+func (h *Client) Swept(until time.Time) (*wire.Swept, error) {
 	if h.guard == nil || h.pid == 0 {
 		return nil, errGuardLost
 	}
@@ -111,7 +111,7 @@ func (h *Helper) Swept(until time.Time) (*wire.Swept, error) {
 // whether somebody has suspended the guard, and resumes it: nobody else would,
 // and its supervisors' trees fall to it. A guard that does not stay awake is
 // lost.
-func (g *Guard) awake(until time.Time, read func(look time.Time) error) error {
+func (g *guardClient) awake(until time.Time, read func(look time.Time) error) error {
 	asleep := 0
 	return patiently(until, read, func() error {
 		if g.Suspended() {
@@ -153,4 +153,4 @@ func patiently(until time.Time, read func(look time.Time) error, between func() 
 
 // alive reports whether the guard can be asked. It says nothing unasked: what can
 // be read is its end.
-func (g *Guard) alive() bool { return !g.Pending() }
+func (g *guardClient) alive() bool { return !g.Pending() }

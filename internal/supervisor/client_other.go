@@ -22,32 +22,32 @@ const TrackerVariable = "CURFEW_TRACKER"
 
 var errSystem = fmt.Errorf("supervisor: %s is not supported, only Linux and macOS are: %w", runtime.GOOS, errors.ErrUnsupported)
 
-// Helper is the caller's end of one helper process.
-type Helper struct{}
+// Client is the caller's end of one helper process.
+type Client struct{}
 
-func (h *Helper) Run(context.Context, *wire.Request) error   { return errSystem }
-func (h *Helper) Next() (Event, error)                       { return Event{}, errSystem }
-func (h *Helper) Interrupt(time.Time)                        {}
-func (h *Helper) Stop(wire.StopRequest) error                { return errSystem }
-func (h *Helper) Drain([]int) error                          { return errSystem }
-func (h *Helper) Signal(id string, sig syscall.Signal) error { return errSystem }
-func (h *Helper) Kill()                                      {}
+func (h *Client) Run(context.Context, *wire.Request) error   { return errSystem }
+func (h *Client) Next() (Event, error)                       { return Event{}, errSystem }
+func (h *Client) Interrupt(time.Time)                        {}
+func (h *Client) Stop(wire.StopRequest) error                { return errSystem }
+func (h *Client) Drain([]int) error                          { return errSystem }
+func (h *Client) Signal(id string, sig syscall.Signal) error { return errSystem }
+func (h *Client) Kill()                                      {}
 
-func (h *Helper) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
+func (h *Client) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	return nil, nil
 }
 
-func (h *Helper) Watch(*wire.Duties)  {}
-func (h *Helper) PID() int            { return 0 }
-func (h *Helper) Cgroup() string      { return "" }
-func (h *Helper) Group() string       { return "" }
-func (h *Helper) Gone(time.Time) bool { return false }
+func (h *Client) Watch(*wire.Duties)  {}
+func (h *Client) PID() int            { return 0 }
+func (h *Client) Cgroup() string      { return "" }
+func (h *Client) Group() string       { return "" }
+func (h *Client) Gone(time.Time) bool { return false }
 
-func (h *Helper) Suspended() bool { return false }
+func (h *Client) Suspended() bool { return false }
 
-func (h *Helper) Pending() bool { return false }
+func (h *Client) Pending() bool { return false }
 
-func (h *Helper) Swept(until time.Time) (*wire.Swept, error) { return nil, errSystem }
+func (h *Client) Swept(until time.Time) (*wire.Swept, error) { return nil, errSystem }
 
 // Sweep ends what carries the mark of an invocation that is lost.
 func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
@@ -64,9 +64,9 @@ type Pool struct {
 	StateDir, Peer string
 }
 
-func (p *Pool) Get(context.Context, bool) (*Helper, error) { return nil, errSystem }
-func (p *Pool) Put(*Helper)                                {}
-func (p *Pool) Discard(*Helper)                            {}
+func (p *Pool) Get(context.Context, bool) (*Client, error) { return nil, errSystem }
+func (p *Pool) Put(*Client)                                {}
+func (p *Pool) Discard(*Client)                            {}
 func (p *Pool) Close() int                                 { return 0 }
 
 // Ignored reports whether this process ignores sig.

@@ -24,10 +24,10 @@ import (
 	"curfew/proctree"
 )
 
-// Helper is the caller's end of one helper process. It serves one invocation
+// Client is the caller's end of one helper process. It serves one invocation
 // after another. Its methods are for one goroutine at a time, except Stop,
 // Signal, Interrupt and Kill.
-type Helper struct {
+type Client struct {
 	conn *wire.Conn
 	pid  int
 
@@ -38,7 +38,7 @@ type Helper struct {
 	child int              // its pid as our child that is not reaped; 0: the guard's, or reaped
 	exit  *unix.WaitStatus // how it ended, if it was our child; nil: not, or not known
 	words *startWords      // nil: not kept
-	guard *Guard           // its parent; nil if we are
+	guard *guardClient     // its parent; nil if we are
 
 	id      string // stands for it and for no other, whatever becomes of its pid
 	exe     string // what was executed
@@ -102,13 +102,13 @@ func notOurs(why string) error {
 
 // spawn starts a supervisor without a guard, as our child. The calling goroutine
 // must be locked to its thread: the supervisor inherits from it.
-func spawn(exe string, journal []string) (*Helper, error) {
+func spawn(exe string, journal []string) (*Client, error) {
 	return start(wire.SupervisorName, exe, journal)
 }
 
 // start starts a helper of the given name as our child. The variables tell it
 // where the journal is.
-func start(name, exe string, journal []string) (*Helper, error) {
+func start(name, exe string, journal []string) (*Client, error) {
 	if exe == "" {
 		var err error
 		if exe, err = self(); err != nil {
@@ -157,8 +157,8 @@ func start(name, exe string, journal []string) (*Helper, error) {
 	return h, nil
 }
 
-func newHelper(exe string, socket int) *Helper {
-	return &Helper{id: wire.NewID(), exe: exe, pidfd: -1, ready: true, conn: wire.NewCallerConn(socket)}
+func newHelper(exe string, socket int) *Client {
+	return &Client{id: wire.NewID(), exe: exe, pidfd: -1, ready: true, conn: wire.NewCallerConn(socket)}
 }
 
 // nullDescriptor opens something that gives and takes nothing.
@@ -181,7 +181,7 @@ func callerDescriptor() int {
 }
 
 // greet waits for the helper's first message.
-func (h *Helper) greet(ctx context.Context) error {
+func (h *Client) greet(ctx context.Context) error {
 	over := context.AfterFunc(ctx, func() { h.Interrupt(time.Unix(1, 0)) })
 	defer over()
 	defer h.words.close()
@@ -267,7 +267,7 @@ func IdleThreads(n int) { startThreads(n, 0) }
 
 // howEnded says how a helper that has hung up has ended, as far as that is known: a
 // guard's children are the guard's to reap.
-func (h *Helper) howEnded() string {
+func (h *Client) howEnded() string {
 	h.awaitEnd(time.Now().Add(reapLimit))
 	h.ended()
 	h.end.Lock()
@@ -298,7 +298,7 @@ var stacksBegin = [][]byte{[]byte("\nSIGABRT: abort\n"), []byte("\n\ngoroutine "
 
 // keepWords returns what is to be the helper's stderr, and what closes our descriptor
 // of it: without a pipe, null.
-func (h *Helper) keepWords(null int) (fd int, drop func()) {
+func (h *Client) keepWords(null int) (fd int, drop func()) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return null, func() {}
@@ -350,7 +350,7 @@ func (w *startWords) quoted() string {
 }
 
 // read returns the next message.
-func (h *Helper) read() (*wire.Message, error) {
+func (h *Client) read() (*wire.Message, error) {
 	m, _, files, err := h.conn.Receive()
 	if m != nil && m.Hello != nil && len(files) == 1 && h.pidfd < 0 {
 		h.pidfd, files = files[0], nil
@@ -359,7 +359,7 @@ func (h *Helper) read() (*wire.Message, error) {
 	return m, err
 }
 
-func (h *Helper) dropPidfd() {
+func (h *Client) dropPidfd() {
 	h.end.Lock()
 	defer h.end.Unlock()
 	if h.pidfd >= 0 {
@@ -375,7 +375,7 @@ const runLimit = 5 * time.Second
 // Run sends the request. It blocks until the helper has accepted it, ctx is
 // done, or a limit has passed. On an error the helper must be killed; nothing
 // was executed then, and nothing will be.
-func (h *Helper) Run(ctx context.Context, q *wire.Request) error {
+func (h *Client) Run(ctx context.Context, q *wire.Request) error {
 	h.ready, h.said = false, 0
 	return h.conn.SendRequest(ctx, runLimit, q)
 }
@@ -385,7 +385,7 @@ func (h *Helper) Run(ctx context.Context, q *wire.Request) error {
 //
 // Of one invocation each event comes once at most: one that came again and again
 // would put off what its caller awaits.
-func (h *Helper) Next() (Event, error) {
+func (h *Client) Next() (Event, error) {
 	m, err := h.read()
 	if err != nil {
 		return Event{}, err
@@ -412,46 +412,46 @@ func (h *Helper) Next() (Event, error) {
 
 // Pending reports whether the helper has said something that Next has not
 // returned yet, or is gone, or was let go of.
-func (h *Helper) Pending() bool { return h.conn.Readable() }
+func (h *Client) Pending() bool { return h.conn.Readable() }
 
 // Suspended reports whether somebody has stopped the helper, so that it cannot
 // answer.
-func (h *Helper) Suspended() bool {
+func (h *Client) Suspended() bool {
 	return h.pid != 0 && proctree.Suspended(h.pid) && h.hasPID() // in this order
 }
 
 // Interrupt makes Next return at the given time at the latest; the zero time
 // takes that back.
-func (h *Helper) Interrupt(at time.Time) { h.conn.SetReadDeadline(at) }
+func (h *Client) Interrupt(at time.Time) { h.conn.SetReadDeadline(at) }
 
 // Stop asks for the stop ladder. It does not wait.
-func (h *Helper) Stop(q wire.StopRequest) error { return h.conn.Send(&wire.Message{Stop: &q}) }
+func (h *Client) Stop(q wire.StopRequest) error { return h.conn.Send(&wire.Message{Stop: &q}) }
 
 // Signal sends a signal to the leader of the invocation id.
-func (h *Helper) Signal(id string, sig syscall.Signal) error {
+func (h *Client) Signal(id string, sig syscall.Signal) error {
 	return h.conn.Send(&wire.Message{Signal: &wire.Signal{ID: id, Signal: int(sig)}})
 }
 
 // Drain has the helper, which has left processes alive, read on from pipes that they may
 // write to, until nobody has these open any more. The helper ends then; nobody waits for
 // it.
-func (h *Helper) Drain(pipes []int) error {
+func (h *Client) Drain(pipes []int) error {
 	err := h.conn.Send(&wire.Message{Drain: &wire.Drain{Pipes: len(pipes)}}, pipes...)
 	h.drains = err == nil
 	return err
 }
 
 // PID returns the helper's process id, for the record.
-func (h *Helper) PID() int { return h.pid }
+func (h *Client) PID() int { return h.pid }
 
 // Group returns the name of the cgroup that the helper has for its tree, if it has one.
-func (h *Helper) Group() string { return groupName(h.pid, h.id) }
+func (h *Client) Group() string { return groupName(h.pid, h.id) }
 
 // Cgroup returns the content of its /proc/PID/cgroup, when it was started.
-func (h *Helper) Cgroup() string { return h.cgroup }
+func (h *Client) Cgroup() string { return h.cgroup }
 
 // withPidfd does something with the pidfd, which stays open meanwhile.
-func (h *Helper) withPidfd(do func(pidfd int) error) error {
+func (h *Client) withPidfd(do func(pidfd int) error) error {
 	h.end.Lock()
 	defer h.end.Unlock()
 	if h.pidfd < 0 {
@@ -464,7 +464,7 @@ func (h *Helper) withPidfd(do func(pidfd int) error) error {
 // without us. It waits for its end as long as limit, so that no zombie of ours
 // stays, and reports whether it has ended. A guard's child is the guard's to
 // reap.
-func (h *Helper) Close(limit time.Duration) bool {
+func (h *Client) Close(limit time.Duration) bool {
 	h.conn.Close()
 	for end := time.Now().Add(limit); !h.ended(); {
 		if !time.Now().Before(end) {
@@ -480,7 +480,7 @@ func (h *Helper) Close(limit time.Duration) bool {
 
 // reapChild reaps our child by its pid, if it has ended, and reports whether there is
 // none any more. h.end is held.
-func (h *Helper) reapChild() bool {
+func (h *Client) reapChild() bool {
 	for h.child != 0 {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(h.child, &status, unix.WNOHANG, nil)
@@ -501,7 +501,7 @@ func (h *Helper) reapChild() bool {
 // Gone waits until nothing is left of what a helper has held that was let go of
 // with survivors, at most until the given time, and reports whether that is
 // known: the helper ends when its tree is empty, and its guard knows it for sure.
-func (h *Helper) Gone(until time.Time) bool {
+func (h *Client) Gone(until time.Time) bool {
 	h.awaitEnd(until)
 	if !h.ended() {
 		return false
@@ -519,7 +519,7 @@ func (h *Helper) Gone(until time.Time) bool {
 	return h.guard.ended() && h.guard.isClean()
 }
 
-func (h *Helper) isClean() bool {
+func (h *Client) isClean() bool {
 	h.end.Lock()
 	defer h.end.Unlock()
 	return h.exit != nil && *h.exit == 0
