@@ -7,23 +7,28 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	pathpkg "path"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/lease"
+	"curfew/internal/sys"
 )
 
-// What is suspended is written down before, in a file that is locked as long as we
-// live: should we be killed between the suspending and the ending, a later start finds
-// it unlocked and ends what is named there, which nobody else would ever resume.
+// Processes that are about to be suspended are written down before, in a file that this
+// process holds for as long as it lives. Should it be killed before it has ended them, a
+// later start takes the file and ends the processes that it names: nobody else would
+// ever resume them.
 
 // frozen is that file. The zero value suspends nothing.
 type frozen struct {
 	dir   string // where such files are; "" if there is no place for one
 	boot  string // names this run of the system: processes of another are gone
-	file  *os.File
+	file  *lease.Lease
 	noted map[identity]bool
 }
 
@@ -104,36 +109,21 @@ func (f *frozen) open() error {
 	if err := oursAlone(f.dir); err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(f.dir, strconv.Itoa(unix.Getpid())+"-*")
+	path := pathpkg.Join(f.dir, fmt.Sprintf("%d-%016x", unix.Getpid(), rand.Uint64()))
+	file, err := lease.Create(path, path+".new") // it fails if somebody looks at it meanwhile
 	if err != nil {
 		return err
 	}
-	// Somebody else can have looked at it in between, and removes it then.
-	if err := lock(file); err != nil {
-		return errors.Join(err, file.Close())
-	}
-	if _, err := os.Lstat(file.Name()); err != nil {
-		return errors.Join(err, file.Close())
-	}
 	f.file = file
 	return nil
-}
-
-func lock(file *os.File) error {
-	for {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err != unix.EINTR {
-			return os.NewSyscallError("flock", err)
-		}
-	}
 }
 
 // clear forgets all, when nobody is suspended any more.
 func (f *frozen) clear() {
 	clear(f.noted)
 	if f.file != nil {
-		_ = os.Remove(f.file.Name())
-		_ = f.file.Close()
+		_ = sys.Remove(f.file.Path)
+		f.file.Release()
 		f.file = nil
 		_ = unix.Rmdir(f.dir) // fails if somebody else has a file there
 	}
@@ -147,23 +137,21 @@ func endFrozen(dir, boot string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		path := pathpkg.Join(dir, e.Name())
-		file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		file, err := lease.Take(path)
 		if err != nil {
-			continue
+			continue // whoever has suspended them lives, and ends them itself
 		}
-		if lock(file) == nil {
-			if endNoted(file, boot) {
-				_ = os.Remove(path)
-			}
+		if endNoted(file, boot) {
+			_ = sys.Remove(path)
 		}
-		_ = file.Close()
+		file.Release()
 	}
 	_ = unix.Rmdir(dir)
 }
 
 // endNoted ends the processes that file names and what descends from them, and reports
 // whether they are gone.
-func endNoted(file *os.File, boot string) bool {
+func endNoted(file io.Reader, boot string) bool {
 	table := newProcessTable(marking{})
 	var t *Tracker
 	lines := bufio.NewScanner(file)

@@ -28,12 +28,13 @@ import (
 	"math/rand/v2"
 	"os"
 	pathpkg "path"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
+
+	"curfew/internal/lease"
+	"curfew/internal/sys"
 )
 
 // Begin is what is known about an invocation before its start.
@@ -83,27 +84,12 @@ type RecordError struct {
 
 func (e *RecordError) Error() string {
 	var path *fs.PathError
-	if errors.As(e.Err, &path) && path.Path == printable(e.Path) {
+	if errors.As(e.Err, &path) && path.Path == sys.Printable(e.Path) {
 		return "journal: " + e.Err.Error()
 	}
-	return "journal: " + printable(e.Path) + ": " + e.Err.Error()
+	return "journal: " + sys.Printable(e.Path) + ": " + e.Err.Error()
 }
 func (e *RecordError) Unwrap() error { return e.Err }
-
-// pathError is an error about the file path.
-func pathError(op, path string, err error) error {
-	return &fs.PathError{Op: op, Path: printable(path), Err: err}
-}
-
-// printable returns path quoted if it has characters that could make an error message
-// look like another, or do something to a terminal: any program of this user can put a
-// file into the directory.
-func printable(path string) string {
-	if utf8.ValidString(path) && !strings.ContainsFunc(path, func(r rune) bool { return !strconv.IsPrint(r) }) {
-		return path
-	}
-	return strconv.Quote(path)
-}
 
 const (
 	suffix  = ".journal"
@@ -126,7 +112,7 @@ type Journal struct {
 
 	mu     sync.RWMutex // held for reading while a record is made; guards closed
 	closed bool
-	caller int // the locked descriptor, opened once: closing any other would give up the lock
+	caller *lease.Lease
 
 	delivered atomic.Int64
 
@@ -172,7 +158,7 @@ func Open(dir string) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	closeFile(fd)
+	sys.Close(fd)
 	j := &Journal{
 		dir: dir, peer: randomName(), boot: BootID(),
 		historyAge: 30 * 24 * time.Hour, historyCount: 1000, unfinishedAge: 24 * time.Hour,
@@ -209,7 +195,7 @@ func (j *Journal) Begin(b Begin) error {
 	}
 	path := recordFile(j.dir, b.ID)
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("journal: begin %s: %w", b.ID, pathError("create", path, fs.ErrExist))
+		return fmt.Errorf("journal: begin %s: %w", b.ID, sys.PathError("create", path, fs.ErrExist))
 	}
 	if err := writeRecord(j.dir, path, text); err != nil {
 		return fmt.Errorf("journal: begin %s: %w", b.ID, err)
@@ -225,18 +211,18 @@ func writeRecord(dir, path string, text []byte) error {
 	if err != nil {
 		return err
 	}
-	defer closeFile(fd)
+	defer sys.Close(fd)
 	if err := writeAll(fd, temp, text); err != nil {
-		return errors.Join(err, remove(temp))
+		return errors.Join(err, sys.Remove(temp))
 	}
 	if err := syncFile(fd, temp); err != nil {
-		return errors.Join(err, remove(temp))
+		return errors.Join(err, sys.Remove(temp))
 	}
-	if err := rename(temp, path); err != nil {
-		return errors.Join(err, remove(temp))
+	if err := sys.Rename(temp, path); err != nil {
+		return errors.Join(err, sys.Remove(temp))
 	}
 	if err := syncDir(dir); err != nil {
-		return errors.Join(err, remove(path))
+		return errors.Join(err, sys.Remove(path))
 	}
 	return nil
 }
@@ -249,7 +235,7 @@ func (j *Journal) Delivered(id string) error {
 	if !validName(id) {
 		return fmt.Errorf("journal: delivered %q: not an id", id)
 	}
-	if err := rename(recordFile(j.dir, id), recordFile(pathpkg.Join(j.dir, endedDir), id)); err != nil {
+	if err := sys.Rename(recordFile(j.dir, id), recordFile(pathpkg.Join(j.dir, endedDir), id)); err != nil {
 		return fmt.Errorf("journal: delivered %s: %w", id, err)
 	}
 	if j.delivered.Add(1)%pruneEvery == 0 {
@@ -270,9 +256,9 @@ func (j *Journal) Close() error {
 	j.closed = true
 	gone, err := helpersGone(j.dir, j.peer)
 	if gone {
-		err = errors.Join(err, remove(callerFile(j.dir, j.peer)))
+		err = errors.Join(err, sys.Remove(callerFile(j.dir, j.peer)))
 	}
-	leave(j.peer, j.caller)
+	j.caller.Release()
 	if err != nil {
 		return fmt.Errorf("journal: close: %w", err)
 	}
@@ -293,24 +279,11 @@ func Hold(dir, peer string) (release func(), err error) {
 	if !validName(peer) {
 		return nil, fmt.Errorf("journal: hold %q: not a peer", peer)
 	}
-	path := helpersFile(dir, peer)
-	fd, err := openFile(path, forReading)
+	helper, err := lease.Join(helpersFile(dir, peer))
 	if err != nil {
 		return nil, fmt.Errorf("journal: hold: %w", err)
 	}
-	// The other kind of lock is taken only by who is about to remove the file.
-	locked, err := flockShared(fd, path)
-	if err == nil && locked {
-		_, err = os.Lstat(path)
-	}
-	if err == nil && !locked {
-		err = pathError("flock", path, fs.ErrNotExist)
-	}
-	if err != nil {
-		closeFile(fd)
-		return nil, fmt.Errorf("journal: hold: %w", err)
-	}
-	return func() { closeFile(fd) }, nil
+	return helper.Release, nil
 }
 
 // WriteEnd adds the end to the record of an invocation in flight, unless it has
@@ -337,14 +310,14 @@ func writeEnd(path, id string, e End) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	defer closeFile(fd)
+	defer sys.Close(fd)
 	old, err := readAll(fd, path, maxRecordBytes)
 	if err != nil {
 		return Entry{}, err
 	}
 	entry, err := parseRecord(old, id)
 	if err != nil {
-		return Entry{}, pathError("read", path, err)
+		return Entry{}, sys.PathError("read", path, err)
 	}
 	if entry.End != nil {
 		// Its writer may have been killed before this.

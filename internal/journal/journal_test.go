@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/lease"
+	"curfew/internal/sys"
 )
 
 func TestRoundTrip(t *testing.T) {
@@ -278,9 +280,9 @@ func TestForeignFiles(t *testing.T) {
 	}
 	want := map[string]error{
 		"torn.journal": ErrDamaged, "flipped.journal": ErrDamaged, "newer.journal": ErrNewer, "another.journal": ErrDamaged,
-		"big.journal": errTooBig, "fifo.journal": errNotRegular, "link.journal": unix.ELOOP, "zero.journal": unix.ELOOP,
-		"dir.journal": errNotRegular, "no-id.journal": nil, ".journal": nil,
-		"peers/fifo.caller": errNotRegular, "peers/pipe.helpers": errNotRegular,
+		"big.journal": errTooBig, "fifo.journal": sys.ErrNotRegular, "link.journal": unix.ELOOP, "zero.journal": unix.ELOOP,
+		"dir.journal": sys.ErrNotRegular, "no-id.journal": nil, ".journal": nil,
+		"peers/fifo.caller": sys.ErrNotRegular, "peers/pipe.helpers": sys.ErrNotRegular,
 	}
 	for _, wrong := range recordErrors(err) {
 		name, relErr := filepath.Rel(dir, wrong.Path)
@@ -305,8 +307,8 @@ func TestForeignFiles(t *testing.T) {
 			t.Errorf("%s has an end now", id)
 		}
 	}
-	if _, err := Hold(dir, "pipe"); !errors.Is(err, errNotRegular) {
-		t.Errorf("hold: %v, want %v", err, errNotRegular)
+	if _, err := Hold(dir, "pipe"); !errors.Is(err, sys.ErrNotRegular) {
+		t.Errorf("hold: %v, want %v", err, sys.ErrNotRegular)
 	}
 }
 
@@ -484,7 +486,7 @@ func init() {
 		child := exec.Command(self)
 		child.Env = append(os.Environ(), roleVar+"=child")
 		child.Stdin, child.Stdout = os.Stdin, os.Stdout
-		child.ExtraFiles = []*os.File{os.NewFile(uintptr(j.caller), "caller")}
+		child.ExtraFiles = []*os.File{os.NewFile(uintptr(j.caller.FD), "caller")}
 		if err := child.Start(); err != nil {
 			return err
 		}
@@ -606,7 +608,7 @@ func TestLateHelperIsRefused(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	dead, j := open(t, dir), open(t, dir)
 	begin(t, dead, "a")
-	leave(dead.peer, dead.caller) // as if it was killed
+	dead.caller.Release() // as if it was killed
 	dead.closed = true
 	t.Cleanup(func() { fault.Inject = nil })
 	fault.Inject = func(call fault.Call) syscall.Errno {
@@ -643,7 +645,7 @@ func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: fault.Inje
 		dir := t.TempDir()
 		dead, j := open(t, dir), open(t, dir)
 		begin(t, dead, "a")
-		leave(dead.peer, dead.caller) // as if it was killed
+		dead.caller.Release() // as if it was killed
 		dead.closed = true
 		calls := 0
 		fault.Inject = func(call fault.Call) syscall.Errno {
@@ -748,12 +750,8 @@ func TestOneRecoversAtATime(t *testing.T) {
 	dead, j := open(t, dir), open(t, dir)
 	begin(t, dead, "a")
 	_ = dead.Close()
-	path := filepath.Join(dir, recoverLock)
-	fd, err := openFile(path, forLocking)
+	turn, err := lease.TryLock(filepath.Join(dir, recoverLock))
 	if err != nil {
-		t.Fatal(err)
-	}
-	if locked, err := flockExclusive(fd, path); !locked {
 		t.Fatal(err)
 	}
 	const limit = 50 * time.Millisecond
@@ -762,8 +760,7 @@ func TestOneRecoversAtATime(t *testing.T) {
 	if took := time.Since(start); took < limit || took > tooLong || len(got) > 0 || !errors.Is(err, ErrRecovering) {
 		t.Errorf("%v after %v, %v, want %v", got, took, err, ErrRecovering)
 	}
-	flockRelease(fd) // a process that is being started can have a copy
-	closeFile(fd)
+	turn.Release()
 	if got, err := given(t, j, 0); err != nil || len(got) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -1046,7 +1043,7 @@ func TestHostileNamesAreQuoted(t *testing.T) {
 			_ = os.Remove(path)
 		}
 	}
-	if err := remove("/\x1b/x\n"); err != nil {
+	if err := sys.Remove("/\x1b/x\n"); err != nil {
 		t.Error(err)
 	}
 	if _, err := openFile("/\x1b/x\n", forReading); err == nil || strings.ContainsAny(err.Error(), "\x1b\n") || !errors.Is(err, fs.ErrNotExist) {

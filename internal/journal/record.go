@@ -8,6 +8,8 @@ import (
 	"hash/crc32"
 	"time"
 	"unicode/utf8"
+
+	"curfew/internal/sys"
 )
 
 // A record is lines: eight hex digits, the CRC-32 (IEEE) of what follows the
@@ -204,7 +206,7 @@ func readRecord(dir, id string) (Entry, error) {
 	if err != nil {
 		return Entry{}, &RecordError{path, err}
 	}
-	defer closeFile(fd)
+	defer sys.Close(fd)
 	b, err := readAll(fd, path, maxRecordBytes)
 	if err != nil {
 		return Entry{}, &RecordError{path, err}

@@ -12,6 +12,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"curfew/internal/lease"
+	"curfew/internal/sys"
 )
 
 // Recover gives the invocations in flight of callers that are dead or have
@@ -104,26 +107,19 @@ func (r *recovery) failed(err error) {
 // lock waits for its turn to recover: one at a time, in all processes.
 func (r *recovery) lock() (unlock func(), err error) {
 	path := pathpkg.Join(r.j.dir, recoverLock)
-	fd, err := openFile(path, forLocking|orCreate)
-	if err != nil {
-		return nil, err
-	}
 	wait := r.wait // with a back-off of its own
 	for {
-		locked, err := flockExclusive(fd, path)
-		if locked {
-			// Given up by name: a process that is being started has a copy of
-			// the descriptor for a moment.
-			return func() { flockRelease(fd); closeFile(fd) }, nil
-		}
-		if err == nil && !wait.next() {
-			if err = ErrRecovering; r.wait.ctx.Err() != nil {
-				err = context.Cause(r.wait.ctx)
-			}
-		}
-		if err != nil {
-			closeFile(fd)
+		turn, err := lease.TryLock(path)
+		switch {
+		case err == nil:
+			return turn.Release, nil
+		case !errors.Is(err, lease.ErrHeld):
 			return nil, err
+		case wait.next():
+		case r.wait.ctx.Err() != nil:
+			return nil, context.Cause(r.wait.ctx)
+		default:
+			return nil, ErrRecovering
 		}
 	}
 }
@@ -197,7 +193,7 @@ func (r *recovery) moveAll() {
 	for _, entry := range r.ready {
 		id := entry.Begin.ID
 		path := recordFile(r.j.dir, id)
-		if err := rename(path, recordFile(pathpkg.Join(r.j.dir, recoveredDir), id)); err != nil {
+		if err := sys.Rename(path, recordFile(pathpkg.Join(r.j.dir, recoveredDir), id)); err != nil {
 			r.failed(&RecordError{path, err})
 			continue
 		}
@@ -237,7 +233,7 @@ func (r *recovery) removePeers() error {
 			gone, err = helpersGone(r.j.dir, peer)
 		}
 		if gone && err == nil {
-			err = remove(callerFile(r.j.dir, peer))
+			err = sys.Remove(callerFile(r.j.dir, peer))
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -338,7 +334,7 @@ func (j *Journal) prune(part string) error {
 		if i < j.historyCount && !record.wrote.Before(oldest) {
 			continue
 		}
-		if err := remove(record.path); err != nil {
+		if err := sys.Remove(record.path); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -361,7 +357,7 @@ func (j *Journal) removeUnfinished(dir string) error {
 		if info, err := entry.Info(); err != nil || !info.ModTime().Before(oldest) {
 			continue // also one that just got its name
 		}
-		if err := remove(pathpkg.Join(dir, entry.Name())); err != nil {
+		if err := sys.Remove(pathpkg.Join(dir, entry.Name())); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -20,17 +20,10 @@ const (
 )
 
 func openFile(string, int) (int, error)        { return -1, supported() }
-func closeFile(int)                            {}
 func readAll(int, string, int) ([]byte, error) { return nil, supported() }
 func writeAll(int, string, []byte) error       { return supported() }
 func syncFile(int, string) error               { return supported() }
 func syncDir(string) error                     { return supported() }
-func rename(string, string) error              { return supported() }
-func remove(string) error                      { return supported() }
 func mkdir(string) error                       { return supported() }
-func lockProcess(int, string) (bool, error)    { return false, supported() }
-func flockShared(int, string) (bool, error)    { return false, supported() }
-func flockExclusive(int, string) (bool, error) { return false, supported() }
-func flockRelease(int)                         {}
 func ownerOf(fs.FileInfo) int                  { return -1 }
 func BootID() string                           { return "" }
