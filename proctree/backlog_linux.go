@@ -74,7 +74,7 @@ const (
 )
 
 // letKernelReap makes the kernel reap what dies from now on, for the time d.
-func (t *Tree) letKernelReap(d time.Duration) {
+func (t *subreaper) letKernelReap(d time.Duration) {
 	b := &t.backlog
 	b.kernelReaps, b.used = true, true
 	b.until = time.Now().Add(d)
@@ -83,7 +83,7 @@ func (t *Tree) letKernelReap(d time.Duration) {
 }
 
 // reapAgain makes children zombies again until this process reaps them.
-func (t *Tree) reapAgain() {
+func (t *subreaper) reapAgain() {
 	if b := &t.backlog; b.kernelReaps {
 		b.kernelReaps, b.next = false, time.Time{}
 		setSIGCHLD(sigDfl)
@@ -92,9 +92,9 @@ func (t *Tree) reapAgain() {
 }
 
 // behind is called when there was more to reap than is reaped at once.
-func (t *Tree) behind(ev *Event) {
+func (t *subreaper) behind(ev *Event) {
 	b := &t.backlog
-	if b.kernelReaps || !t.seesWards() || t.leader != 0 && !t.keepsExits(ev) {
+	if b.kernelReaps || !t.seesSiblings() || t.leader != 0 && !t.keepsExits(ev) {
 		return
 	}
 	t.letKernelReap(quiet)
@@ -102,7 +102,7 @@ func (t *Tree) behind(ev *Event) {
 
 // caughtUp is called when nothing was left to reap. It reports whether the kernel
 // still reaps; then nothing reports the next death.
-func (t *Tree) caughtUp() bool {
+func (t *subreaper) caughtUp() bool {
 	b := &t.backlog
 	if b.dying {
 		b.next = time.Now().Add(unheardEvery)
@@ -129,7 +129,7 @@ func (t *Tree) caughtUp() bool {
 }
 
 // whileKilling decides in a kill phase who reaps, given the number of children.
-func (t *Tree) whileKilling(children int) {
+func (t *subreaper) whileKilling(children int) {
 	b := &t.backlog
 	b.passes++
 	begin := false
@@ -144,7 +144,7 @@ func (t *Tree) whileKilling(children int) {
 		begin = true
 	default:
 		again := !b.killing || b.few && time.Since(b.until) > keptFor
-		begin = (children > keptAtMost || children > keptFirst && again) && t.seesWards()
+		begin = (children > keptAtMost || children > keptFirst && again) && t.seesSiblings()
 	}
 	if begin {
 		t.letKernelReap(killReaping)
@@ -154,7 +154,7 @@ func (t *Tree) whileKilling(children int) {
 
 // keepsExits reports whether this kernel keeps the exit of a process for its pidfd.
 // The first time it looks at a child that is dead and not the leader, and reaps it.
-func (t *Tree) keepsExits(ev *Event) bool {
+func (t *subreaper) keepsExits(ev *Event) bool {
 	b := &t.backlog
 	if b.keepsExits != unknown || t.leaderFD < 0 {
 		return b.keepsExits == yes
@@ -191,10 +191,10 @@ func keptExit(pidfd int) (syscall.WaitStatus, bool) {
 	return syscall.WaitStatus(info.Exit_code), err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
 }
 
-// seesWards reports whether the exits of all wards can be seen although the kernel
+// seesSiblings reports whether the exits of all siblings can be seen although the kernel
 // reaps.
-func (t *Tree) seesWards() bool {
-	for _, fd := range t.wards {
+func (t *subreaper) seesSiblings() bool {
+	for _, fd := range t.siblings {
 		if fd < 0 {
 			return false
 		}
@@ -202,8 +202,8 @@ func (t *Tree) seesWards() bool {
 	return true
 }
 
-// seeVanished notes the exits of the leader and of wards that the kernel has reaped.
-func (t *Tree) seeVanished(ev *Event) {
+// seeVanished notes the exits of the leader and of siblings that the kernel has reaped.
+func (t *subreaper) seeVanished(ev *Event) {
 	if !t.backlog.used {
 		return
 	}
@@ -216,9 +216,9 @@ func (t *Tree) seeVanished(ev *Event) {
 		_, errno := waitFor(unix.P_PIDFD, pidfd, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 		return errno == unix.ECHILD
 	}
-	for pid, fd := range t.wards {
+	for pid, fd := range t.siblings {
 		if vanished(fd) {
-			t.wardGone(pid, ev)
+			t.siblingGone(pid, ev)
 		}
 	}
 	if t.leader == 0 || !vanished(t.leaderFD) {

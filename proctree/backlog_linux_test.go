@@ -17,7 +17,7 @@ func init() {
 	roles["backlog"] = backlogRole
 	roles["kernel reaps"] = kernelReapsRole
 	roles["who reaps"] = whoReapsRole
-	roles["wards vanish"] = wardsVanishRole
+	roles["siblings vanish"] = siblingsVanishRole
 	roles["main thread exits"] = mainThreadExitsRole
 }
 
@@ -190,7 +190,7 @@ func whoReapsRole([]string) error {
 		{keptFirst + 1, func() { h.backlog.until = time.Now().Add(-2 * keptFor) }, false},
 		{keptFirst + 1, func() { h.backlog.few = true }, true}, // it was not a bomb
 		{keptFirst + 1, over, false},
-		{keptAtMost + 1, func() { h.wards[1] = -1 }, false}, // whose exit could not be seen
+		{keptAtMost + 1, func() { h.siblings[1] = -1 }, false}, // whose exit could not be seen
 	} {
 		step.before()
 		if h.whileKilling(step.children); h.backlog.kernelReaps != step.want {
@@ -200,14 +200,14 @@ func whoReapsRole([]string) error {
 	return nil
 }
 
-// The end of a ward is seen although the kernel reaps it, and what it leaves is proven to
+// The end of a sibling is seen although the kernel reaps it, and what it leaves is proven to
 // be gone.
-func TestWardsVanish(t *testing.T) { inTree(t, "wards vanish") }
+func TestSiblingsVanish(t *testing.T) { inTree(t, "siblings vanish") }
 
-func wardsVanishRole([]string) error {
+func siblingsVanishRole([]string) error {
 	runtime.LockOSThread()
 	Survive()
-	tree, err := OpenForWards()
+	tree, err := openWithSiblings(Options{})
 	if err != nil {
 		return err
 	}
@@ -227,10 +227,10 @@ func wardsVanishRole([]string) error {
 				return fmt.Errorf("still not %s", what)
 			}
 			ev := tree.Collect(false)
-			if ev.Ward != 0 {
-				pids = append(pids, ev.Ward)
+			if ev.PID != 0 {
+				pids = append(pids, ev.PID)
 			}
-			gone = append(gone, ev.Wards...)
+			gone = append(gone, ev.Siblings...)
 		}
 		return nil
 	}
@@ -239,36 +239,36 @@ func wardsVanishRole([]string) error {
 		return err
 	}
 	for i, script := range []string{"read x; sleep " + tooLong + " & exit 0", "exec sleep " + tooLong} {
-		tree.Start(&Spec{Path: sh, Argv: []string{"sh", "-c", script}, Env: os.Environ(), Dir: dir, Files: []int{int(r.Fd()), 2, 2}, Ward: true})
+		tree.Start(&Spec{Path: sh, Argv: []string{"sh", "-c", script}, Env: os.Environ(), Dir: dir, Files: []int{int(r.Fd()), 2, 2}, Sibling: true})
 		if err := collect("started", func() bool { return len(pids) > i }); err != nil {
 			return err
 		}
 	}
-	if !tree.OnlyWards() {
-		return errors.New("there is more than wards")
+	if !tree.OnlySiblings() {
+		return errors.New("there is more than siblings")
 	}
 	tree.letKernelReap(time.Minute)
 	w.Close()
 	if err := collect("gone", func() bool { return len(gone) > 0 }); err != nil {
 		return err
 	}
-	if gone[0] != pids[0] || tree.isWard(pids[0]) || !tree.isWard(pids[1]) {
+	if gone[0] != pids[0] || tree.isSibling(pids[0]) || !tree.isSibling(pids[1]) {
 		return fmt.Errorf("gone are %v of %v", gone, pids)
 	}
-	if tree.OnlyWards() {
-		return errors.New("what the ward has left is not there")
+	if tree.OnlySiblings() {
+		return errors.New("what the sibling has left is not there")
 	}
-	for end := time.Now().Add(patience); !tree.OnlyWards(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); !tree.OnlySiblings(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			return errors.New("what the ward has left does not end")
+			return errors.New("what the sibling has left does not end")
 		}
 		tree.letKernelReap(time.Minute)
 		tree.Strike(false)
 		tree.Reap()
 	}
 	if tree.backlog.kernelReaps {
-		return errors.New("it is proven while wards can vanish")
+		return errors.New("it is proven while siblings can vanish")
 	}
-	tree.EndWard(pids[1])
+	tree.EndSibling(pids[1])
 	return collect("gone too", func() bool { return len(gone) == 2 })
 }

@@ -47,9 +47,9 @@ var groupPrefix = sync.OnceValue(func() string {
 	return "curfew-" + strconv.FormatUint(st.Ino, 10) + "-"
 })
 
-// MakeGroup makes the cgroup for the next leader, if that can be done. The one
+// Prepare makes the cgroup for the next leader, if that can be done. The one
 // of the leader before must be empty; false if it is not.
-func (t *Tree) MakeGroup() bool {
+func (t *subreaper) Prepare() bool {
 	g := &t.group
 	if g.base < 0 || g.dir >= 0 && !g.used {
 		return true
@@ -80,11 +80,11 @@ func mkdirat(base int, name string) error {
 	return unix.Mkdirat(base, name, 0o755)
 }
 
-// CloseGroup removes the cgroup, if there is one.
-func (t *Tree) CloseGroup() { t.group.remove() }
+// Close removes the cgroup, if there is one.
+func (t *subreaper) Close() { t.group.remove() }
 
 // dropGroup does without one from now on.
-func (t *Tree) dropGroup() {
+func (t *subreaper) dropGroup() {
 	t.group.remove()
 	if t.group.base >= 0 {
 		closeFD(t.group.base)
@@ -225,7 +225,7 @@ func firstBelow(dir int, at int64, until time.Time, buf []byte) (string, int64) 
 
 // openGroups finds the cgroup that this process is in, and removes what others
 // of us have left there who were killed.
-func (t *Tree) openGroups(id string) {
+func (t *subreaper) openGroups(id string) {
 	t.group = noGroup
 	base := openOwnGroup(&t.proc)
 	if base < 0 {
@@ -318,7 +318,7 @@ func groupHas(dir, pid int) bool {
 
 // strikeGroup sends SIGKILL to everything in the group at once, and reports how
 // many of them had not been struck before.
-func (t *Tree) strikeGroup() (fresh int) {
+func (t *subreaper) strikeGroup() (fresh int) {
 	g := &t.group
 	if g.kill < 0 || !g.used || !groupPopulated(g.events) {
 		return 0
@@ -329,10 +329,10 @@ func (t *Tree) strikeGroup() (fresh int) {
 // strikeAll notes who is listed and has the kernel kill them all. None of them needs a
 // signal of its own in a pass over our children; who has no main thread any more, or has
 // just left the group, gets it from a pass below.
-func (t *Tree) strikeAll(procs, kill int) (fresh int) {
+func (t *subreaper) strikeAll(procs, kill int) (fresh int) {
 	n := t.proc.readChildren(procs, t.arena, 0)
 	for _, pid := range t.arena[:n] {
-		if pid <= 1 || t.isWard(int(pid)) || t.struck.killed(int(pid)) {
+		if pid <= 1 || t.isSibling(int(pid)) || t.struck.killed(int(pid)) {
 			continue
 		}
 		e := t.entry(&target{pid: int(pid), pidfd: -1})
@@ -356,10 +356,8 @@ func groupPopulated(events int) bool {
 	return errno == 0 && bytes.Contains(buf[:n], []byte("populated 1"))
 }
 
-// GroupLeft is for when the tree has no children any more. It strikes what is in the
-// cgroup nevertheless, a process that went into another pid namespace, whose orphans do
-// not fall to us; and reports whether there is any.
-func (t *Tree) GroupLeft() bool {
+// StrikeGroup strikes what is in the cgroup although there is no child any more.
+func (t *subreaper) StrikeGroup() (populated bool) {
 	g := &t.group
 	if g.events < 0 || !g.used || !groupPopulated(g.events) {
 		return false
@@ -371,32 +369,26 @@ func (t *Tree) GroupLeft() bool {
 	return true
 }
 
-// EndWardGroup ends what is in the cgroup of a ward that has died, and removes
-// it when nothing is. It reports whether a process is still in it.
-func (t *Tree) EndWardGroup(name string) (populated bool) {
-	if t.group.base < 0 || endGroup(&t.proc, t.group.base, name, groupRemovalSoon, func(procs, kill int) { t.strikeAll(procs, kill) }) {
-		return false
-	}
-	events, err := unix.Openat(t.group.base, name+"/cgroup.events", unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_RDONLY, 0)
-	if err != nil {
-		return false
-	}
-	defer closeFD(events)
-	return groupPopulated(events)
-}
-
-// WardGroupLeft returns what removes the rest of the cgroup of a ward that has died,
-// which EndWardGroup could not in its time; nil if there is none. It is for another
-// goroutine.
-func (t *Tree) WardGroupLeft(name string) (remove func() error) {
+// EndGroup ends what is in the cgroup of a sibling that has died.
+func (t *subreaper) EndGroup(name string) (rest GroupRest) {
 	base := t.group.base
-	if base < 0 || unix.Faccessat(base, name, unix.F_OK, 0) != nil {
-		return nil
+	if base < 0 {
+		return rest
 	}
-	return func() error {
-		removeGroup(base, name, time.Now().Add(groupLeftFor), nil)
-		return nil
+	if !endGroup(&t.proc, base, name, groupRemovalSoon, func(procs, kill int) { t.strikeAll(procs, kill) }) {
+		events, err := unix.Openat(base, name+"/cgroup.events", unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_RDONLY, 0)
+		if err == nil {
+			rest.Populated = groupPopulated(events)
+			closeFD(events)
+		}
 	}
+	if unix.Faccessat(base, name, unix.F_OK, 0) == nil {
+		rest.Remove = func() error {
+			removeGroup(base, name, time.Now().Add(groupLeftFor), nil)
+			return nil
+		}
+	}
+	return rest
 }
 
 // groupLeftFor is how long the rest of a group is tried to be removed.

@@ -162,15 +162,15 @@ func headlessChildRole([]string) error {
 	if err != nil {
 		return err
 	}
-	h.MakeGroup()
-	defer h.CloseGroup()
+	h.Prepare()
+	defer h.Close()
 	os.Setenv(roleVar, "headless")
 	if err := h.run(nil, os.Args[0]); err != nil {
 		return err
 	}
 	if err := h.until("without a main thread", func() bool {
 		var s stat
-		return h.proc.stat(h.Leader(), &s) && s.thread != 0
+		return h.proc.stat(h.leader, &s) && s.thread != 0
 	}); err != nil {
 		return err
 	}
@@ -184,8 +184,8 @@ func headlessElsewhereRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	h.MakeGroup()
-	defer h.CloseGroup()
+	h.Prepare()
+	defer h.Close()
 	if h.group.dir < 0 {
 		return errors.New("there is no group")
 	}
@@ -224,7 +224,7 @@ func headlessElsewhereRole(args []string) error {
 		}
 	}
 	closeFD(procs)
-	if err := h.until("empty", func() bool { return !h.GroupLeft() }); err != nil {
+	if err := h.until("empty", func() bool { return !h.StrikeGroup() }); err != nil {
 		return err
 	}
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {

@@ -129,13 +129,13 @@ func TestTrackedTreeIsEnded(t *testing.T) {
 }
 
 // standing starts a fixture and waits until all of it is there.
-func standing(options, dir string) (*Tracked, error) {
+func standing(options, dir string) (*tracked, error) {
 	runtime.LockOSThread()
 	var o fixtures.Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
 		return nil, err
 	}
-	t, err := OpenTracked(dir, "this run")
+	t, err := openTracked(Options{Frozen: dir, Boot: "this run"})
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func suspendsAndDiesRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	if t.Strike(false) == 0 {
+	if !t.Strike(false).found() {
 		return errors.New("there is nothing to strike")
 	}
 	for end := time.Now().Add(patience); ; t.scan() {
@@ -185,7 +185,7 @@ func suspendsAndDiesRole(args []string) error {
 
 func endsSuspendedRole(args []string) error {
 	runtime.LockOSThread()
-	if _, err := OpenTracked(args[0], args[1]); err != nil {
+	if _, err := OpenTracked(Options{Frozen: args[0], Boot: args[1]}); err != nil {
 		return err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -205,9 +205,9 @@ func trackedRole(args []string, dir string) error {
 		return err
 	}
 	for end := time.Now().Add(patience); ; {
-		for t.Strike(false) > 0 {
+		for t.Strike(false).found() {
 		}
-		if _, ev := t.Reap(); ev.Empty {
+		if t.Reap().Empty {
 			return nil
 		}
 		if time.Now().After(end) {

@@ -25,7 +25,7 @@ func TestSweepFindsTheHeadless(t *testing.T) {
 	if err := exists(ready); err != nil {
 		t.Fatal(err)
 	}
-	ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience))
+	ended, suspects := Sweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Since: began}, time.Now().Add(patience))
 	if len(ended) != 1 || ended[0].Name == "" || len(suspects) != 0 {
 		t.Errorf("ended %v, suspects %v", ended, suspects)
 	}
@@ -58,11 +58,11 @@ func headlessHoldsRole(args []string) error {
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
 		return err
 	}
-	h.Tree.given = []string{f.Name()}
+	h.subreaper.given = []string{f.Name()}
 	if !h.Holds(time.Now().Add(patience)) {
 		return errors.New("it does not hold the output")
 	}
-	h.Tree.given = []string{filepath.Join(args[0], "another")}
+	h.subreaper.given = []string{filepath.Join(args[0], "another")}
 	if h.Holds(time.Now().Add(patience)) {
 		return errors.New("it holds another file")
 	}

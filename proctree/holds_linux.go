@@ -35,7 +35,7 @@ const (
 // kind can be a filter which the leader wrote to; it ends by itself when it has read to
 // the end. A member whose files cannot be read counts, and so does what cannot be looked
 // at before until, quickly, or before the ear is needed.
-func (t *Tree) Holds(until time.Time) bool {
+func (t *subreaper) Holds(until time.Time) bool {
 	limit := time.Now().Add(holdsFor)
 	if until.Before(limit) {
 		limit = until

@@ -255,7 +255,7 @@ func FuzzCarries(f *testing.F) {
 		}
 		files["stat"].set(t, status)
 		files["environ"].set(t, environ)
-		w := sweep{mark: mark, procfs: procfs{fd: p.fd}}
+		w := sweep{Lost: Lost{Mark: mark}, procfs: procfs{fd: p.fd}}
 		got := w.carries(&stat{pid: pid})
 		if want := naiveCarries(string(status), string(environ), mark); got != want {
 			t.Errorf("verdict %d, want %d", got, want)

@@ -26,7 +26,7 @@ import (
 // from it. All methods are for the one goroutine that called Open, which stays
 // locked to its thread. A Tree serves one leader after another: Start may be
 // called again once it was Empty.
-type Tree struct {
+type subreaper struct {
 	proc   procfs
 	self   int
 	pidMax int
@@ -36,7 +36,7 @@ type Tree struct {
 	// next exit. It is the leader's parent thread, so PR_SET_PDEATHSIG holds as
 	// long as the process lives.
 	orders, news int // event descriptors: to that thread, and from it
-	watch        int // event descriptor to the third thread, where there are wards; else 0
+	watch        int // event descriptor to the third thread, where there are siblings; else 0
 	wanted       atomic.Uint32
 	startDone    atomic.Bool
 	childWaits   atomic.Bool // some child is waitable, or there is none
@@ -60,18 +60,18 @@ type Tree struct {
 	given        []string // of its Spec
 	usage        outcome.Usage
 
-	backlog backlog
-	group   group
-	wards   map[int]int // children that are not of the tree: pid and pidfd, -1 if there is none
-	struck  pidTable
-	ended   []record
-	more    int
-	arena   []int32
-	seen    int // how many children the last strike or walk found
-	found   []target
-	visited target // a child of ours, by atChild
-	frames  []frame
-	scratch stat
+	backlog  backlog
+	group    group
+	siblings map[int]int // children that are not of the tree: pid and pidfd, -1 if there is none
+	struck   pidTable
+	ended    []record
+	more     int
+	arena    []int32
+	seen     int // how many children the last strike or walk found
+	found    []target
+	visited  target // a child of ours, by atChild
+	frames   []frame
+	scratch  stat
 }
 
 // record is what the report will say of a process we had to end.
@@ -109,20 +109,20 @@ const inAnyCase = 512
 
 // Open prepares this process to hold a tree: it becomes a child subreaper and
 // starts a second thread. The calling goroutine must be locked to the main
-// thread, which never ends. It is an error if the process has children.
-//
-// The id is a part of the name of the cgroup that the tree gets, if it can have one:
-// letters and digits that are never used twice.
-func Open(id string) (*Tree, error) { return open(false, id) }
+// thread, which never ends. The process must have no children.
+func Open(o Options) (Tree, error) { return openTree(o) }
 
-// OpenForWards prepares this process to be the parent of wards, and to hold what
-// they leave behind.
-func OpenForWards() (*Tree, error) { return open(true, "") }
+// OpenWithSiblings prepares this process in the same way to be the parent of siblings,
+// and to hold what they leave behind.
+func OpenWithSiblings(o Options) (SiblingTree, error) { return openWithSiblings(o) }
 
-func open(wards bool, id string) (*Tree, error) {
-	t := &Tree{
-		self:  unix.Getpid(),
-		wards: map[int]int{},
+func openTree(o Options) (*subreaper, error)         { return open(o, false) }
+func openWithSiblings(o Options) (*subreaper, error) { return open(o, true) }
+
+func open(o Options, siblings bool) (*subreaper, error) {
+	t := &subreaper{
+		self:     unix.Getpid(),
+		siblings: map[int]int{},
 
 		startedFD: -1,
 		leaderFD:  -1,
@@ -140,7 +140,8 @@ func open(wards bool, id string) (*Tree, error) {
 		return nil, os.NewSyscallError("waitid", errno)
 	}
 	t.proc.open()
-	t.openGroups(id)
+	t.proc.ear = o.Interrupted
+	t.openGroups(o.ID)
 	t.pidMax = maxPID
 	// Also in the /proc of another pid namespace.
 	if b, err := os.ReadFile("/proc/sys/kernel/pid_max"); err == nil {
@@ -165,8 +166,8 @@ func open(wards bool, id string) (*Tree, error) {
 	setSIGCHLD(sigDfl) // the Go runtime has a handler, which would run for each child that dies
 	go t.second(ready)
 	<-ready
-	if wards {
-		// With wards alive the next start must not wait for the next exit.
+	if siblings {
+		// With siblings alive the next start must not wait for the next exit.
 		if t.watch, err = eventfd(0); err != nil {
 			return nil, os.NewSyscallError("eventfd", err)
 		}
@@ -248,13 +249,13 @@ func setSIGCHLD(handler uintptr) {
 }
 
 // FD is readable when Collect has something to tell.
-func (t *Tree) FD() int { return t.news }
+func (t *subreaper) FD() int { return t.news }
 
 // LeaderFD is readable when the leader has exited, which Collect then tells; -1 if
 // there is none. FD tells the same, one hand-over between threads later.
-func (t *Tree) LeaderFD() int { return t.leaderFD }
+func (t *subreaper) LeaderFD() int { return t.leaderFD }
 
-func (t *Tree) closeLeaderFD() {
+func (t *subreaper) closeLeaderFD() {
 	if t.leaderFD >= 0 {
 		closeFD(t.leaderFD)
 	}
@@ -263,15 +264,15 @@ func (t *Tree) closeLeaderFD() {
 
 // Start begins to start the leader; Collect tells when that is done. spec must
 // not be changed until then.
-func (t *Tree) Start(spec *Spec) {
+func (t *subreaper) Start(spec *Spec) {
 	t.closeLeaderFD() // of one that was never executed
 	t.reapAgain()     // what is executed inherits that SIGCHLD is ignored
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
 	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
 	t.grouped = false
-	t.group.used = t.group.dir >= 0 && !spec.Ward && !spec.NoGroup
-	if !spec.Ward {
+	t.group.used = t.group.dir >= 0 && !spec.Sibling && !spec.NoGroup
+	if !spec.Sibling {
 		t.leader, t.given = 0, spec.Given
 		t.usage = outcome.Usage{}
 		t.Forget()
@@ -287,13 +288,13 @@ func (t *Tree) Start(spec *Spec) {
 }
 
 // Forget drops what is known of processes that were signalled.
-func (t *Tree) Forget() {
+func (t *subreaper) Forget() {
 	t.struck.reset()
 	t.ended, t.more = t.ended[:0], 0
 	t.backlog.killing, t.backlog.few = false, false
 }
 
-func (t *Tree) order(what uint32) {
+func (t *subreaper) order(what uint32) {
 	t.wanted.Or(what)
 	wakeup(t.orders)
 }
@@ -312,7 +313,7 @@ func wakeup(fd int) {
 }
 
 // second is the second thread.
-func (t *Tree) second(ready chan<- struct{}) {
+func (t *subreaper) second(ready chan<- struct{}) {
 	runtime.LockOSThread()
 	t.forkingTID = becomeForking()
 	close(ready)
@@ -350,8 +351,8 @@ func Pause(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil)
 }
 
-// third is the third thread, where there are wards.
-func (t *Tree) third() {
+// third is the third thread, where there are siblings.
+func (t *subreaper) third() {
 	runtime.LockOSThread()
 	ShortenSlice(0)
 	var buf [8]byte
@@ -382,7 +383,7 @@ func awaitAnyChild(what uintptr) {
 }
 
 // start executes spec on the second thread.
-func (t *Tree) start(spec *Spec) (int, *StartError) {
+func (t *subreaper) start(spec *Spec) (int, *StartError) {
 	if err := fchdir(spec.Dir); err != nil {
 		return 0, &StartError{Op: "chdir", Err: err}
 	}
@@ -392,7 +393,7 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 		Setctty: spec.Terminal,
 	}}
 	t.startedFD = -1
-	if spec.Ward {
+	if spec.Sibling {
 		attr.Sys.Pdeathsig = syscall.SIGCONT // one that is suspended has to see to its tree
 	} else {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
@@ -418,7 +419,7 @@ func (t *Tree) start(spec *Spec) (int, *StartError) {
 // Collect takes the news: whether the start is done, whether the leader exited,
 // whether the tree is empty. It reaps what has exited, unless the tree is being
 // killed: then Strike and Reap decide when. It does not block.
-func (t *Tree) Collect(killing bool) Event {
+func (t *subreaper) Collect(killing bool) Event {
 	var buf [8]byte
 	_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(t.news), uintptr(unsafe.Pointer(&buf[0])), 8)
 	var ev Event
@@ -451,7 +452,7 @@ func (t *Tree) Collect(killing bool) Event {
 const reapAtOnce = 64
 
 // finishStart looks at what became of the start.
-func (t *Tree) finishStart(ev *Event) {
+func (t *subreaper) finishStart(ev *Event) {
 	t.starting = false
 	t.first = t.startedPID
 	ev.StartDone = true
@@ -461,12 +462,13 @@ func (t *Tree) finishStart(ev *Event) {
 	case t.startKilled && t.proc.neverExecuted(t.startedPID):
 		// It is dead or has SIGKILL pending, so it never will.
 		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
-	case t.spec.Ward:
-		t.wards[t.startedPID] = t.startedFD
+	case t.spec.Sibling:
+		t.siblings[t.startedPID] = t.startedFD
 		t.startedFD = -1
-		ev.Ward = t.startedPID
+		ev.PID = t.startedPID
 	default:
 		t.leader = t.startedPID
+		ev.PID = t.leader
 	}
 	t.leaderFD = t.startedFD
 	switch {
@@ -484,60 +486,48 @@ func (p *procfs) neverExecuted(pid int) bool {
 	return p.stat(pid, &s) && s.flags&forkNoExec != 0
 }
 
-// StartRuledOut reports, of a start that is still under way, whether it is
-// certain that nothing was and will be executed: all there is has been struck
-// before it executed anything.
-func (t *Tree) StartRuledOut() bool {
-	if !t.starting || !t.startKilled {
-		return false
+// StartProgress looks at the children that the second thread has forked so far.
+func (t *subreaper) StartProgress() StartProgress {
+	if !t.starting {
+		return StartPending
 	}
-	n := t.proc.children(t.self, t.arena)
-	for _, pid := range t.arena[:n] {
-		if n > startChildren || !t.proc.neverExecuted(int(pid)) {
-			return false
+	// The leader is a child of the thread that forks, which is listed last.
+	n := t.ownChildren()
+	ruledOut := t.startKilled && n > 0 && n <= startChildren
+	for _, pid := range t.arena[max(n-startChildren, 0):n] {
+		read := t.proc.stat(int(pid), &t.scratch)
+		if read && t.scratch.flags&forkNoExec == 0 {
+			return StartExecuted
 		}
+		ruledOut = ruledOut && read
 	}
-	return n > 0
+	if ruledOut {
+		return StartRuledOut
+	}
+	return StartPending
 }
 
 // startChildren bounds the look at what a start has brought about so far.
 const startChildren = 1 << 10
 
-// Executed reports, of a start that is still under way, whether the leader has
-// been executed all the same: FD is about to tell, when the second thread gets
-// its turn.
-func (t *Tree) Executed() bool {
-	if !t.starting {
-		return false
-	}
-	// The leader is a child of the thread that forks, which is listed last.
-	n := t.ownChildren()
-	for _, pid := range t.arena[max(n-startChildren, 0):n] {
-		if t.proc.stat(int(pid), &t.scratch) && t.scratch.flags&forkNoExec == 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // await has the second thread tell of the next exit.
-func (t *Tree) await() {
+func (t *subreaper) await() {
 	if t.awaiting || t.starting {
 		return
 	}
 	t.awaiting = true
 	if t.watch != 0 {
-		t.resumeWards()
+		t.resumeSiblings()
 		wakeup(t.watch)
 	} else {
 		t.order(orderAwait)
 	}
 }
 
-// resumeWards has those wards go on that somebody has stopped: whom they hold, or
+// resumeSiblings has those siblings go on that somebody has stopped: whom they hold, or
 // who is about to be given to them, would have nobody. Looking takes the news, so
 // that it does not come again.
-func (t *Tree) resumeWards() {
+func (t *subreaper) resumeSiblings() {
 	for range reapAtOnce { // who is stopped again and again must not keep us
 		var info siginfo
 		errno := fault.At(fault.Waitid)
@@ -550,13 +540,13 @@ func (t *Tree) resumeWards() {
 		case errno != 0 || info.pid == 0:
 			return
 		default:
-			t.ResumeWard(int(info.pid))
+			t.ResumeSibling(int(info.pid))
 		}
 	}
 }
 
 // reap reaps at most limit children and notes the leader's exit.
-func (t *Tree) reap(ev *Event, limit int) int {
+func (t *subreaper) reap(ev *Event, limit int) int {
 	defer t.seeVanished(ev)
 	for n := 0; ; {
 		if n >= limit {
@@ -569,7 +559,7 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		case err == syscall.EINTR:
 			continue
 		case err == syscall.ECHILD:
-			ev.Empty = true
+			ev.Empty, ev.Proof = true, outcome.ProofNoChildren
 			return n
 		case err != nil:
 			panic("proctree: wait4: " + err.Error())
@@ -580,8 +570,8 @@ func (t *Tree) reap(ev *Event, limit int) int {
 		}
 		n++
 		t.struck.forget(pid)
-		if t.isWard(pid) {
-			t.wardGone(pid, ev)
+		if t.isSibling(pid) {
+			t.siblingGone(pid, ev)
 			continue
 		}
 		t.usage.User += time.Duration(ru.Utime.Nano())
@@ -603,16 +593,13 @@ func wait4(ws *syscall.WaitStatus, ru *syscall.Rusage) (int, error) {
 	return syscall.Wait4(-1, ws, syscall.WNOHANG|unix.WALL, ru)
 }
 
-// Usage is what the reaped part of the tree has used.
-func (t *Tree) Usage() outcome.Usage { return t.usage }
-
 // Terminate sends sig to those members that have not had it, each followed by
 // SIGCONT so that one that is stopped acts on it. It returns how many it
 // reached. The time it takes grows with the tree and with what else the machine
 // has to do; it stops at until, when SIGKILL is due. It also stops for the ear:
 // then there is more to do.
-func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached int, more bool) {
-	if who == TheLeader {
+func (t *subreaper) Terminate(sig syscall.Signal, to Recipients, until time.Time) (reached int, more bool) {
+	if to == ToLeader {
 		if t.leader == 0 || !t.atChild(t.leader, func(m *target) bool { return t.politely(m, sig) }) {
 			return 0, false
 		}
@@ -623,7 +610,7 @@ func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached 
 	// met in the next pass.
 	for range 3 {
 		n := t.walk(func(m *target) bool {
-			return m.pid != t.leader && (who != Feeders || !t.proc.isFed(m.pid, t.given)) && t.politely(m, sig)
+			return m.pid != t.leader && (to != ToFeeders || !t.proc.isFed(m.pid, t.given)) && t.politely(m, sig)
 		})
 		if n == 0 {
 			break
@@ -634,7 +621,7 @@ func (t *Tree) Terminate(sig syscall.Signal, who Who, until time.Time) (reached 
 }
 
 // politely sends sig to m if it has had no signal yet.
-func (t *Tree) politely(m *target, sig syscall.Signal) bool {
+func (t *subreaper) politely(m *target, sig syscall.Signal) bool {
 	e := t.entry(m)
 	if e != nil && e.signal != 0 && m.pid != t.leader {
 		return false
@@ -647,17 +634,13 @@ func (t *Tree) politely(m *target, sig syscall.Signal) bool {
 	return err == nil
 }
 
-// Strike sends SIGKILL to every child of ours that lives, and reports how many
-// of them had not been struck before. below also strikes what is below them.
-// Nothing is reaped: a zombie holds its place under a task limit, so a bomb
-// cannot refill what the strike has emptied. A strike that stops for the ear
-// counts one more than it struck: there is more to do.
-func (t *Tree) Strike(below bool) (struck int) {
-	if t.starting && !t.spec.Ward {
+// Strike strikes the cgroup, if there is one, and then the children.
+func (t *subreaper) Strike(below bool) Struck {
+	if t.starting && !t.spec.Sibling {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 	}
-	struck = t.strikeGroup()
+	struck := t.strikeGroup()
 	t.proc.begin(time.Time{})
 	strike := func(m *target) bool {
 		e := t.entry(m)
@@ -676,42 +659,37 @@ func (t *Tree) Strike(below bool) (struck int) {
 				break
 			}
 			had := !t.backlog.kernelReaps && t.struck.doomed(int(pid)) // a pass is made for each few that have died
-			if !had && !t.isWard(int(pid)) && t.atChild(int(pid), strike) {
+			if !had && !t.isSibling(int(pid)) && t.atChild(int(pid), strike) {
 				struck++
 			}
 		}
 	}
 	whole := t.proc.end()
 	if t.whileKilling(t.seen); t.backlog.kernelReaps {
-		return 0 // nothing is kept: reap, and come again
+		return Struck{} // nothing is kept: reap, and come again
 	}
-	if !whole {
-		struck++
-	}
-	return struck
+	return Struck{Fresh: struck, More: !whole}
 }
 
-// Reap reaps what has died, and reports how many. It has the next death told
-// through FD if there is something left.
-func (t *Tree) Reap() (int, Event) {
-	var ev Event
+// Reap reaps what has died. It lets FD report the next death if something is left.
+func (t *subreaper) Reap() (ev Event) {
 	if t.starting {
-		return 0, ev
+		return ev
 	}
-	n := t.reap(&ev, maxArena)
+	ev.Died = t.reap(&ev, maxArena)
 	switch {
 	case ev.Empty:
 		t.reapAgain()
 	case t.backlog.kernelReaps || t.backlog.dying:
-		ev.Unheard = true
+		ev.Silent = true
 	default:
 		t.await()
 	}
-	return n, ev
+	return ev
 }
 
 // atChild visits pid if it is a living child of ours, and reports what visit says.
-func (t *Tree) atChild(pid int, visit func(*target) bool) bool {
+func (t *subreaper) atChild(pid int, visit func(*target) bool) bool {
 	var err error
 	if t.visited, err = holdChild(pid, &t.spare); err != nil {
 		if err == unix.ESRCH {
@@ -725,7 +703,7 @@ func (t *Tree) atChild(pid int, visit func(*target) bool) bool {
 }
 
 // letGo ends the hold on m.
-func (t *Tree) letGo(m *target) {
+func (t *subreaper) letGo(m *target) {
 	if m.pidfd >= 0 {
 		closeFD(m.pidfd)
 	}
@@ -746,7 +724,7 @@ func (t *Tree) letGo(m *target) {
 // What does not fit (descriptors run out, or there are too many) is left out,
 // and so is what would be found, or visited as any but one of the first, after the
 // end of the look.
-func (t *Tree) walk(visit func(*target) bool) (count int) {
+func (t *subreaper) walk(visit func(*target) bool) (count int) {
 	own := t.ownChildren()
 	t.seen = own
 	t.found = t.found[:0]
@@ -754,7 +732,7 @@ func (t *Tree) walk(visit func(*target) bool) (count int) {
 		if len(t.found) == cap(t.found) || t.proc.over() {
 			break
 		}
-		if pid := int(t.arena[i]); !t.isWard(pid) {
+		if pid := int(t.arena[i]); !t.isSibling(pid) {
 			t.find(pid, own)
 		}
 	}
@@ -772,7 +750,7 @@ func (t *Tree) walk(visit func(*target) bool) (count int) {
 
 // find adds own, if it is a living child of ours, and what is below it to t.found. The
 // arena from base on is free.
-func (t *Tree) find(own, base int) {
+func (t *subreaper) find(own, base int) {
 	m, err := holdChild(own, &t.spare)
 	if err != nil {
 		return // not ours; or dead, and its children are our own
@@ -818,7 +796,7 @@ func (t *Tree) find(own, base int) {
 // can take away our right to open any. Should they say nothing although the
 // kernel knows of a child, every thread is asked, and without a usable /proc the
 // kernel is, for every pid there can be.
-func (t *Tree) ownChildren() int {
+func (t *subreaper) ownChildren() int {
 	n := 0
 	for range 2 { // a child can be forked between the first look and the question
 		for _, fd := range t.lists {
@@ -874,7 +852,7 @@ const (
 // entry returns what is known of m, which is about to be signalled, and lists it if
 // there is room: afterwards it may be gone, and its number somebody else's. nil if the
 // table is full.
-func (t *Tree) entry(m *target) *pidEntry {
+func (t *subreaper) entry(m *target) *pidEntry {
 	var id uint32
 	seen := false
 	switch {
@@ -912,7 +890,7 @@ func (t *Tree) entry(m *target) *pidEntry {
 
 // note notes that sig was sent to whom the entry is of, or with what error it was not,
 // and reports whether this is the first SIGKILL it got.
-func (t *Tree) note(e *pidEntry, sig syscall.Signal, err error) bool {
+func (t *subreaper) note(e *pidEntry, sig syscall.Signal, err error) bool {
 	switch {
 	case e == nil:
 		if err == nil {
@@ -934,30 +912,30 @@ func (t *Tree) note(e *pidEntry, sig syscall.Signal, err error) bool {
 	return fresh
 }
 
-// Ended lists what got a signal of ours, in the order of the first one, and how
-// many more there were.
-func (t *Tree) Ended() (list []outcome.Ended, more int) {
+// Summary has no suspects: the kernel has given us every member.
+func (t *subreaper) Summary() Summary {
+	s := Summary{EndedMore: t.more, Usage: t.usage}
 	boot := bootTime()
 	for i := range t.ended {
 		r := &t.ended[i]
-		list = append(list, outcome.Ended{
+		s.Ended = append(s.Ended, outcome.Ended{
 			Process:    outcome.Process{PID: r.pid, Start: startTime(boot, r.start), Name: string(r.name[:r.nameN])},
 			LastSignal: int(r.signal),
 		})
 	}
-	return list, t.more
+	return s
 }
 
 // Members lists the live members of the tree, at most limit. more: it stopped for the
 // ear, and there may be others.
-func (t *Tree) Members(limit int) (list []Member, more bool) {
+func (t *subreaper) Members(limit int) (list []Member, more bool) {
 	t.proc.begin(time.Time{})
 	list = t.members(limit)
 	return list, !t.proc.end()
 }
 
 // members does that within a look.
-func (t *Tree) members(limit int) []Member {
+func (t *subreaper) members(limit int) []Member {
 	var list []Member
 	t.walk(func(m *target) bool {
 		s := &t.scratch
@@ -976,7 +954,7 @@ const survivorsFor = 50 * time.Millisecond
 
 // Survivors lists what is alive, with the reason as far as it can be told: at most
 // maxListed, and as many as can be found in survivorsFor.
-func (t *Tree) Survivors() []outcome.Survivor {
+func (t *subreaper) Survivors() []outcome.Survivor {
 	t.proc.beginDeaf(time.Now().Add(survivorsFor))
 	var list []outcome.Survivor
 	own := t.ownChildren()
@@ -1083,32 +1061,23 @@ func startTime(boot time.Time, ticks uint64) time.Time {
 	return boot.Add(time.Duration(ticks) * (time.Second / 100)).Truncate(10 * time.Millisecond)
 }
 
-// Leader is the leader's pid, 0 if there is none or it was reaped.
-func (t *Tree) Leader() int { return t.leader }
-
 // Signal sends sig to the leader, on the caller's behalf and outside the
 // ladder. It is no part of a stop.
-func (t *Tree) Signal(sig syscall.Signal) {
+func (t *subreaper) Signal(sig syscall.Signal) {
 	if t.leader != 0 {
 		_ = signalChild(t.leader, sig) // one that has exited got what it was sent
 	}
 }
 
 // Next is when to call Collect although FD reports nothing; zero if never.
-func (t *Tree) Next() time.Time { return t.backlog.next }
-
-// Suspects lists who may be of the tree. Of whom the kernel has given us that is known.
-func (t *Tree) Suspects() []outcome.Process { return nil }
-
-// Proof is how it is known that nothing is left, after an Event that says so.
-func (t *Tree) Proof() outcome.Proof { return outcome.ProofNoChildren }
+func (t *subreaper) Next() time.Time { return t.backlog.next }
 
 // ForkingThread is the thread that leaders inherit from.
-func (t *Tree) ForkingThread() int { return t.forkingTID }
+func (t *subreaper) ForkingThread() int { return t.forkingTID }
 
-// OnlyWards reports whether the wards are the only children that this process
+// OnlySiblings reports whether the siblings are the only children that this process
 // has, dead or alive. That is a proof that nothing else is left which descends
-// from us and from no ward:
+// from us and from no sibling:
 //
 // Whoever loses its parent below us becomes our child before the exit of that
 // parent can be seen, or its number be free (the kernel does both under one lock), so
@@ -1116,14 +1085,14 @@ func (t *Tree) ForkingThread() int { return t.forkingTID }
 // all who were there. The list is read from its beginning to its end. Who is in it
 // when the read begins is met, or has vanished before (CLONE_AUTOREAP) and left who was
 // below it further down, where the read has not been yet. None that was met makes room
-// that the read could slip through: those are wards, and stay until this thread reaps
+// that the read could slip through: those are siblings, and stay until this thread reaps
 // them. So that this does not rest on how the kernel makes up the file, two whole reads
 // have to say the same.
 //
 // Without /proc the kernel is asked for every pid there can be, which takes its
 // time; then nothing is known where a child can vanish behind the question. False
-// while a ward is being started: it is none yet.
-func (t *Tree) OnlyWards() bool {
+// while a sibling is being started: it is none yet.
+func (t *subreaper) OnlySiblings() bool {
 	if t.starting {
 		return false
 	}
@@ -1136,69 +1105,65 @@ func (t *Tree) OnlyWards() bool {
 			return false // there may be more
 		}
 		for _, pid := range t.arena[:n] {
-			if !t.isWard(int(pid)) {
+			if !t.isSibling(int(pid)) {
 				return false
 			}
 		}
-		if len(t.lists) != 2 || n != len(t.wards) {
-			return n == 0 && t.onlyWardsAsked()
+		if len(t.lists) != 2 || n != len(t.siblings) {
+			return n == 0 && t.onlySiblingsAsked()
 		}
 		meanwhile("read", 0)
 	}
 	if t.backlog.kernelReaps {
-		// Then a ward could vanish during the reads. Read again when none can.
+		// Then a sibling could vanish during the reads. Read again when none can.
 		t.reapAgain()
 		t.await()
-		return t.OnlyWards()
+		return t.OnlySiblings()
 	}
 	return true
 }
 
-// onlyWardsAsked is for when nothing could be read.
-func (t *Tree) onlyWardsAsked() bool {
-	if len(t.wards) == 0 {
+// onlySiblingsAsked is for when nothing could be read.
+func (t *subreaper) onlySiblingsAsked() bool {
+	if len(t.siblings) == 0 {
 		return childless()
 	}
 	if childrenVanish() {
 		return false
 	}
 	for pid := 2; pid < t.pidMax; pid++ {
-		if !t.isWard(pid) && stateOf(pid) != childNone {
+		if !t.isSibling(pid) && stateOf(pid) != childNone {
 			return false
 		}
 	}
 	return true
 }
 
-// SetEar sets what tells whether somebody has something to say for whom this process
-// does not have time otherwise. It is asked during looks that can take long.
-func (t *Tree) SetEar(ear func() bool) { t.proc.ear = ear }
-
 // Disown lets go of all that is left, for good: who is orphaned from now on falls to
 // others, and what is our child already is reaped by the kernel.
-func (t *Tree) Disown() {
+func (t *subreaper) Disown() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) // it cannot fail
 	disown()
 }
 
-// isWard reports whether pid is a ward whose exit was not seen yet.
-func (t *Tree) isWard(pid int) bool {
-	_, is := t.wards[pid]
+// isSibling reports whether pid is a sibling whose exit was not seen yet.
+func (t *subreaper) isSibling(pid int) bool {
+	_, is := t.siblings[pid]
 	return is
 }
 
-// wardGone notes the exit of a ward.
-func (t *Tree) wardGone(pid int, ev *Event) {
-	if fd := t.wards[pid]; fd >= 0 {
+// siblingGone notes the exit of a sibling.
+func (t *subreaper) siblingGone(pid int, ev *Event) {
+	if fd := t.siblings[pid]; fd >= 0 {
 		closeFD(fd)
 	}
-	delete(t.wards, pid)
-	ev.Wards = append(ev.Wards, pid)
+	delete(t.siblings, pid)
+	ev.Siblings = append(ev.Siblings, pid)
 }
 
-// Suspended lists the wards that are stopped, by a signal or by a tracer.
-func (t *Tree) Suspended() (list []int) {
-	for pid := range t.wards {
+// SuspendedSiblings lists the siblings that are stopped, by a signal or by a tracer.
+func (t *subreaper) SuspendedSiblings() (list []int) {
+	for pid := range t.siblings {
 		if t.proc.suspended(pid) {
 			list = append(list, pid)
 		}
@@ -1219,9 +1184,9 @@ func (p *procfs) suspended(pid int) bool {
 	return p.stat(pid, &s) && (s.state == 'T' || s.state == 't')
 }
 
-// WardDied reports whether a ward has died, also where its exit cannot be seen because
+// SiblingDied reports whether a sibling has died, also where its exit cannot be seen because
 // somebody traces it.
-func (t *Tree) WardDied(pid int) bool { return t.isWard(pid) && t.proc.dead(pid) }
+func (t *subreaper) SiblingDied(pid int) bool { return t.isSibling(pid) && t.proc.dead(pid) }
 
 // Dead reports whether the process is a zombie, all its threads included.
 func Dead(pid int) bool {
@@ -1231,12 +1196,12 @@ func Dead(pid int) bool {
 	return p.dead(pid)
 }
 
-// ResumeWard sends SIGCONT to a ward, and EndWard sends it SIGKILL.
-func (t *Tree) ResumeWard(pid int) { t.signalWard(pid, syscall.SIGCONT) }
-func (t *Tree) EndWard(pid int)    { t.signalWard(pid, syscall.SIGKILL) }
+// ResumeSibling sends SIGCONT to a sibling, and EndSibling sends it SIGKILL.
+func (t *subreaper) ResumeSibling(pid int) { t.signalSibling(pid, syscall.SIGCONT) }
+func (t *subreaper) EndSibling(pid int)    { t.signalSibling(pid, syscall.SIGKILL) }
 
-func (t *Tree) signalWard(pid int, sig syscall.Signal) {
-	if t.isWard(pid) {
+func (t *subreaper) signalSibling(pid int, sig syscall.Signal) {
+	if t.isSibling(pid) {
 		_ = signalChild(pid, sig) // one that has ended needs neither
 	}
 }

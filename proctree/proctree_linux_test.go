@@ -24,12 +24,12 @@ import (
 const tooLong = "55"
 
 func init() {
-	roles["orphans"] = func([]string) error { return endOrphans(func(*Tree) {}) }
-	roles["no children files"] = func([]string) error { return endOrphans(func(t *Tree) { t.lists, t.proc.noChildren = nil, true }) }
-	roles["no proc"] = func([]string) error { return endOrphans(func(t *Tree) { t.lists, t.proc.fd = nil, -1 }) }
+	roles["orphans"] = func([]string) error { return endOrphans(func(*subreaper) {}) }
+	roles["no children files"] = func([]string) error { return endOrphans(func(t *subreaper) { t.lists, t.proc.noChildren = nil, true }) }
+	roles["no proc"] = func([]string) error { return endOrphans(func(t *subreaper) { t.lists, t.proc.fd = nil, -1 }) }
 	roles["no descriptors"] = func([]string) error {
 		// As a CLI could do it to its supervisor, which then can open nothing.
-		return endOrphans(func(t *Tree) {
+		return endOrphans(func(t *subreaper) {
 			if t.first != 0 {
 				_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limitMax()})
 			}
@@ -103,7 +103,7 @@ func TestStrangerIsRefused(t *testing.T) {
 
 // held is a tree in a role, and what was seen of it.
 type held struct {
-	*Tree
+	*subreaper
 	given    []string
 	exit     *outcome.Exit
 	empty    bool
@@ -115,8 +115,8 @@ func hold() (*held, error) {
 	runtime.LockOSThread()
 	Survive()
 	time.Sleep(time.Nanosecond) // as the supervisor does: the runtime opens what it needs for timers
-	t, err := Open("test")
-	return &held{Tree: t}, err
+	t, err := openTree(Options{ID: "test"})
+	return &held{subreaper: t}, err
 }
 
 // run starts argv and waits until it was executed or not.
@@ -159,6 +159,11 @@ func (h *held) note(ev Event) {
 	h.empty = h.empty || ev.Empty
 }
 
+func (h *held) summary() ([]outcome.Ended, int) {
+	s := h.Summary()
+	return s.Ended, s.EndedMore
+}
+
 // alive lists some of the members.
 func (h *held) alive() []Member {
 	list, _ := h.Members(100)
@@ -171,12 +176,12 @@ func (h *held) kill() error {
 		if time.Now().After(end) {
 			return fmt.Errorf("not empty after %v; alive: %v", patience, h.alive())
 		}
-		if h.Strike(false) > 0 {
+		if h.Strike(false).found() {
 			continue
 		}
-		n, ev := h.Reap()
+		ev := h.Reap()
 		h.note(ev)
-		if n == 0 && !h.empty {
+		if ev.Died == 0 && !h.empty {
 			time.Sleep(100 * time.Microsecond)
 		}
 	}
@@ -185,12 +190,12 @@ func (h *held) kill() error {
 
 // endOrphans ends daemons that the leader has left, and starts another tree
 // afterwards.
-func endOrphans(change func(*Tree)) error {
+func endOrphans(change func(*subreaper)) error {
 	h, err := hold()
 	if err != nil {
 		return err
 	}
-	change(h.Tree)
+	change(h.subreaper)
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return err
@@ -208,13 +213,13 @@ func endOrphans(change func(*Tree)) error {
 		if h.empty {
 			return errors.New("empty while three daemons live")
 		}
-		change(h.Tree)
+		change(h.subreaper)
 		if err := h.kill(); err != nil {
 			return err
 		}
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) // back to what it was
-		if list, more := h.Ended(); len(list) < 3 || more != 0 {
-			return fmt.Errorf("ended %v and %d more", list, more)
+		if s := h.Summary(); len(s.Ended) < 3 || s.EndedMore != 0 {
+			return fmt.Errorf("ended %v and %d more", s.Ended, s.EndedMore)
 		}
 	}
 	if _, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
@@ -233,8 +238,8 @@ func childlessRole([]string) error {
 	began := time.Now()
 	const strikes = 1000
 	for range strikes {
-		if n := h.Strike(false); n != 0 {
-			return fmt.Errorf("struck %d", n)
+		if n := h.Strike(false); n.found() {
+			return fmt.Errorf("struck %+v", n)
 		}
 	}
 	if each := time.Since(began) / strikes; each > 100*time.Millisecond {
@@ -363,7 +368,7 @@ func politeRole(args []string) error {
 	if err := h.until("ready", func() bool { return count("ready-") == 4 }); err != nil {
 		return err
 	}
-	if n, _ := h.Terminate(syscall.SIGTERM, TheLeader, time.Time{}); n != 1 {
+	if n, _ := h.Terminate(syscall.SIGTERM, ToLeader, time.Time{}); n != 1 {
 		return fmt.Errorf("%d leaders", n)
 	}
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
@@ -374,10 +379,10 @@ func politeRole(args []string) error {
 			return fmt.Errorf("%s was signalled with the leader", l)
 		}
 	}
-	if n, _ := h.Terminate(syscall.SIGTERM, AllOthers, time.Now()); n != 0 {
+	if n, _ := h.Terminate(syscall.SIGTERM, ToOthers, time.Now()); n != 0 {
 		return fmt.Errorf("%d members were signalled when there was no time left", n)
 	}
-	h.Terminate(syscall.SIGTERM, AllOthers, time.Now().Add(patience))
+	h.Terminate(syscall.SIGTERM, ToOthers, time.Now().Add(patience))
 	if err := h.until("empty", func() bool { return h.empty }); err != nil {
 		return err
 	}
@@ -407,7 +412,7 @@ func deepRole([]string) error {
 	// There may be no memory to be had. The runtime allocates a little by itself.
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	n := h.Strike(true)
+	n := h.Strike(true).Fresh
 	runtime.ReadMemStats(&after)
 	if n != depth+2 || after.Mallocs-before.Mallocs >= depth {
 		return fmt.Errorf("one strike reached %d of %d and allocated %d times", n, depth+2, after.Mallocs-before.Mallocs)
@@ -433,7 +438,7 @@ func strangerRole(args []string) error {
 	if err := h.kill(); err != nil {
 		return err
 	}
-	list, _ := h.Ended()
+	list := h.Summary().Ended
 	if i := slices.IndexFunc(list, func(e outcome.Ended) bool { return e.PID == pid }); i >= 0 {
 		return fmt.Errorf("the stranger is among the ended: %v", list)
 	}
@@ -508,11 +513,11 @@ func longLookRole([]string) error {
 		return err
 	}
 	asked := 0
-	h.SetEar(func() bool { asked++; return true })
+	h.proc.ear = func() bool { asked++; return true }
 	if !look() || asked != 1 {
 		return fmt.Errorf("the ear was asked %d times, and the look went on", asked)
 	}
-	h.SetEar(nil)
+	h.proc.ear = nil
 	if !h.Holds(time.Now()) {
 		return errors.New("a look without any time knows that nobody holds anything")
 	}
@@ -573,7 +578,7 @@ func untoldStartRole([]string) error {
 	if err != nil {
 		return err
 	}
-	if h.Executed() {
+	if h.StartProgress() == StartExecuted {
 		return fmt.Errorf("executed before the start")
 	}
 	var p [2]int
@@ -592,21 +597,21 @@ func untoldStartRole([]string) error {
 	if _, err := unix.Read(p[0], make([]byte, 8)); err != nil {
 		return err
 	}
-	if !h.Executed() {
+	if h.StartProgress() != StartExecuted {
 		return fmt.Errorf("it has said something, and counts as not executed")
 	}
-	h.Tree.Strike(false)
+	h.subreaper.Strike(false)
 	return nil
 }
 
-// Without wards the kernel has the answer at once. Asking it for every pid there
+// Without siblings the kernel has the answer at once. Asking it for every pid there
 // can be takes seconds, in which a guard would outlive its caller.
-func TestOnlyWardsWithoutAny(t *testing.T) {
-	tree := &Tree{pidMax: maxPID, wards: map[int]int{}, arena: make([]int32, 1)}
+func TestOnlySiblingsWithoutAny(t *testing.T) {
+	tree := &subreaper{pidMax: maxPID, siblings: map[int]int{}, arena: make([]int32, 1)}
 	quickest := time.Hour
 	for range 3 {
 		began := time.Now()
-		tree.OnlyWards()
+		tree.OnlySiblings()
 		quickest = min(quickest, time.Since(began))
 	}
 	if quickest > 100*time.Millisecond {
@@ -659,13 +664,14 @@ func TestEndedHaveNames(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	tree := &Tree{ended: make([]record, 0, 4)}
+	tree := &subreaper{ended: make([]record, 0, 4)}
 	tree.proc.open()
 	defer closeFD(tree.proc.fd)
 	for _, pid := range []int{cmd.Process.Pid, os.Getpid()} {
 		tree.note(tree.entry(&target{pid: pid, pidfd: -1}), syscall.SIGKILL, nil)
 	}
-	list, more := tree.Ended()
+	s := tree.Summary()
+	list, more := s.Ended, s.EndedMore
 	if len(list) != 1 || list[0].PID != os.Getpid() || list[0].Name == "" || list[0].Start.IsZero() || more != 1 {
 		t.Errorf("got %+v and %d more", list, more)
 	}

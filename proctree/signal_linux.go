@@ -75,7 +75,7 @@ type target struct {
 }
 
 // meanwhile is called before each step on the way to a signal ("open", "check", "send")
-// and after each read of OnlyWards: a test lets a child vanish there.
+// and after each read of OnlySiblings: a test lets a child vanish there.
 var meanwhile = func(next string, pid int) {}
 
 // holdChild holds pid if it is a living child of ours. The pidfd comes first and the

@@ -17,13 +17,13 @@ import (
 //
 // Orphans of the same coalition that nothing else is known of are returned as suspects
 // and not signalled.
-func Sweep(mark, markPrefix string, leader int, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	w := &sweepTable{processTable: newProcessTable(marking{prefix: markPrefix, mark: mark})}
+func Sweep(l Lost, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w := &sweepTable{processTable: newProcessTable(marking{prefix: l.MarkPrefix, mark: l.Mark})}
 	own, err := w.row(unix.Getpid())
 	if err != nil {
 		return nil, nil
 	}
-	t := newOrphanTracker(leader, own.Coalition, uint64(since.UnixMicro()))
+	t := newOrphanTracker(l.Leader, own.Coalition, uint64(l.Since.UnixMicro()))
 	t.End(w, until)
 	for _, r := range t.Suspects() {
 		suspects = append(suspects, w.member(r).Describe())

@@ -27,21 +27,21 @@ import (
 //
 // A process that is executing something, or whose parent is just dying, cannot
 // be told yet; a scan that met one is followed by another.
-func Sweep(mark, cgroup, group string, since, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
-	w := newSweep(mark, cgroup, group, since)
+func Sweep(l Lost, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	w := newSweep(l)
 	if w.fd < 0 {
 		return nil, nil
 	}
 	return w.sweep(until)
 }
 
-func newSweep(mark, cgroup, group string, since time.Time) *sweep {
-	w := &sweep{mark: mark, cgroup: cgroup, group: group, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
+func newSweep(l Lost) *sweep {
+	w := &sweep{Lost: l, boot: bootTime(), known: map[int]uint64{}, suspected: map[int]outcome.Process{}}
 	if w.open(); w.fd < 0 {
 		return w
 	}
 	// Start times are cut down to ticks, and boot was measured.
-	w.earliest = uint64(max(since.Sub(w.boot)/tick-2, 0))
+	w.earliest = uint64(max(l.Since.Sub(w.boot)/tick-2, 0))
 	w.self = unix.Getpid()
 	w.adopters = w.ancestors(w.self)
 	return w
@@ -87,12 +87,11 @@ const tick = time.Second / 100
 // sweep is one Sweep.
 type sweep struct {
 	procfs
-	mark, cgroup string
-	group        string
-	boot         time.Time
-	earliest     uint64
-	self         int
-	adopters     map[int]bool
+	Lost
+	boot     time.Time
+	earliest uint64
+	self     int
+	adopters map[int]bool
 
 	known map[int]uint64 // the pids in ended, and when those were started
 
@@ -218,7 +217,7 @@ func (w *sweep) carries(of *stat) verdict {
 	env := readWhole(fd, w.buf[:])
 	closeFD(fd)
 	for entry := range bytes.SplitSeq(env, []byte{0}) {
-		if string(entry) == w.mark {
+		if string(entry) == w.Mark {
 			return ours
 		}
 	}
@@ -328,7 +327,7 @@ func (w *sweep) sameCgroup(of *stat) bool {
 	}
 	defer closeFD(fd)
 	content := readWhole(fd, w.buf[:])
-	return string(content) == w.cgroup || string(withoutGroup(content, w.group)) == w.cgroup
+	return string(content) == w.Cgroup || string(withoutGroup(content, w.Group)) == w.Cgroup
 }
 
 // withoutGroup takes the group of that name, and what is below it, off the v2

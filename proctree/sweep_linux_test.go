@@ -48,7 +48,7 @@ func ownCgroupFile(t *testing.T) string {
 func TestSweepIsHeldUp(t *testing.T) {
 	t.Parallel()
 	mark, _, cmd := marked(t, "sleep", tooLong)
-	w := newSweep(mark, ownCgroupFile(t), "none", time.Now().Add(-time.Second))
+	w := newSweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Group: "none", Since: time.Now().Add(-time.Second)})
 	goOn, went := make(chan struct{}), make(chan struct{}, 1)
 	w.ear = func() bool { // as reading what the process has could do
 		<-goOn
@@ -94,7 +94,7 @@ func TestSweepFindsWhatExecutes(t *testing.T) {
 		if _, err := r.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		ended, suspects := Sweep(mark, cgroup, "", began, time.Now().Add(patience))
+		ended, suspects := Sweep(Lost{Mark: mark, Cgroup: cgroup, Since: began}, time.Now().Add(patience))
 		if len(ended) != 1 || len(suspects) != 0 {
 			t.Fatalf("ended %v, suspects %v", ended, suspects)
 		}
@@ -126,7 +126,7 @@ func TestSweepEndsTheTree(t *testing.T) {
 	if _, err := r.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience))
+	ended, suspects := Sweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Since: began}, time.Now().Add(patience))
 	if len(ended) < 13 || len(suspects) != 0 {
 		t.Errorf("ended %v, suspects %v", ended, suspects)
 	}
@@ -158,7 +158,7 @@ func TestSweepSparesStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ended, suspects := Sweep(mark, ownCgroupFile(t), "", began, time.Now().Add(patience)); len(ended) != 0 || len(suspects) != 2 {
+	if ended, suspects := Sweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Since: began}, time.Now().Add(patience)); len(ended) != 0 || len(suspects) != 2 {
 		t.Errorf("ended %v, suspects %v; want the job and its child %s", ended, suspects, line)
 	}
 	hold.Close() // they end
@@ -179,13 +179,13 @@ func TestSweepSparesStrangers(t *testing.T) {
 		{"another cgroup", mark, cgroup + "x", began},
 		{"there before", mark, cgroup, time.Now().Add(time.Second)},
 	} {
-		if ended, suspects := Sweep(c.mark, c.cgroup, "", c.since, time.Now().Add(patience)); len(ended)+len(suspects) != 0 {
+		if ended, suspects := Sweep(Lost{Mark: c.mark, Cgroup: c.cgroup, Since: c.since}, time.Now().Add(patience)); len(ended)+len(suspects) != 0 {
 			t.Errorf("%s: ended %v, suspects %v", c.name, ended, suspects)
 		}
 	}
 	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("it is gone: %v", err)
 	}
-	_, _ = Sweep(mark, cgroup, "", began, time.Now().Add(patience))
+	_, _ = Sweep(Lost{Mark: mark, Cgroup: cgroup, Since: began}, time.Now().Add(patience))
 	eof(t, r)
 }

@@ -22,18 +22,18 @@ import (
 //
 // The leader is not reaped before the end. So it keeps its pid, and the session of
 // that number is its own.
-type Tracked struct {
+type tracked struct {
 	table   *processTable
 	tracker *Tracker // nil: there is no leader, or it could not be read yet
 	watch   *watcher
 	partial error // why the last scan was not whole
 	frozen  *frozen
 
-	news   [2]int // a pipe: who has something to tell writes
-	orders chan *Spec
-	spec   *Spec
-	root   int // descriptor of "/"
-	ear    func() bool
+	news        [2]int // a pipe: who has something to tell writes
+	orders      chan *Spec
+	spec        *Spec
+	root        int         // descriptor of "/"
+	interrupted func() bool // may be nil
 
 	forkingTID int
 
@@ -77,15 +77,13 @@ const (
 	paceShare  = 4
 )
 
-// OpenTracked prepares this process to start trees and to track them. The calling
-// goroutine must be locked to the main thread.
-//
-// dir is a directory of this user's alone, which is made if need be, for what is
-// suspended before it is ended; boot names this run of the system. Without a directory
-// nothing is suspended, and who forks at that moment can get away. What others have left
-// suspended there is ended in the background.
-func OpenTracked(dir, boot string) (*Tracked, error) {
-	t := &Tracked{table: newProcessTable(marking{}), orders: make(chan *Spec), leaderFD: -1}
+// OpenTracked prepares this process to start trees and to track them by scans. The
+// calling goroutine must be locked to the main thread. What lost holders have left
+// suspended in Options.Frozen is ended in the background.
+func OpenTracked(o Options) (Tree, error) { return openTracked(o) }
+
+func openTracked(o Options) (*tracked, error) {
+	t := &tracked{table: newProcessTable(marking{}), orders: make(chan *Spec), leaderFD: -1}
 	if _, err := t.table.Rows(); err != nil {
 		// A process that cannot be read now may be one that can be the next time.
 		if rows, again := t.table.Rows(); len(rows) == 0 && again != nil {
@@ -102,7 +100,9 @@ func OpenTracked(dir, boot string) (*Tracked, error) {
 	if t.watch, err = newWatcher(t.news[1]); err != nil {
 		return nil, err
 	}
-	t.frozen = openFrozen(dir, boot)
+	t.frozen = openFrozen(o.Frozen, o.Boot)
+	t.interrupted = o.Interrupted
+	t.table.setEar(o.Interrupted)
 	resetIgnored()
 	ready := make(chan struct{})
 	go t.second(ready)
@@ -128,7 +128,7 @@ func NewsPipe() (p [2]int, err error) {
 func tell(fd int) { _, _ = unix.Write(fd, []byte{1}) }
 
 // second is the second thread, which does what may block in the kernel.
-func (t *Tracked) second(ready chan<- struct{}) {
+func (t *tracked) second(ready chan<- struct{}) {
 	runtime.LockOSThread()
 	t.forkingTID = becomeForking()
 	close(ready)
@@ -139,7 +139,7 @@ func (t *Tracked) second(ready chan<- struct{}) {
 	}
 }
 
-func (t *Tracked) start(spec *Spec) (int, *StartError) {
+func (t *tracked) start(spec *Spec) (int, *StartError) {
 	if err := fchdir(spec.Dir); err != nil {
 		return 0, &StartError{Op: "chdir", Err: err}
 	}
@@ -151,15 +151,14 @@ func (t *Tracked) start(spec *Spec) (int, *StartError) {
 	return execute(spec, &attr, &t.cancelStart, func() bool { return false })
 }
 
-// FD is readable when Collect has something to tell.
-func (t *Tracked) FD() int { return t.news[0] }
+func (t *tracked) FD() int { return t.news[0] }
 
 // LeaderFD is readable when the leader has exited; -1 where FD tells it.
-func (t *Tracked) LeaderFD() int { return t.leaderFD }
+func (t *tracked) LeaderFD() int { return t.leaderFD }
 
 // Next is when Collect is to be called although nothing is heard; zero if there is
 // no such time.
-func (t *Tracked) Next() time.Time {
+func (t *tracked) Next() time.Time {
 	if t.leader == 0 {
 		return time.Time{}
 	}
@@ -167,7 +166,7 @@ func (t *Tracked) Next() time.Time {
 }
 
 // Start begins to start the leader.
-func (t *Tracked) Start(spec *Spec) {
+func (t *tracked) Start(spec *Spec) {
 	t.spec, t.startErr, t.startedPID = spec, nil, 0
 	t.starting, t.startKilled = true, false
 	t.cancelStart.Store(false)
@@ -181,10 +180,10 @@ func (t *Tracked) Start(spec *Spec) {
 }
 
 // Forget drops what is known of processes that were signalled.
-func (t *Tracked) Forget() { t.ended, t.more = nil, 0 }
+func (t *tracked) Forget() { t.ended, t.more = nil, 0 }
 
 // Collect takes the news, and scans if it is time.
-func (t *Tracked) Collect(killing bool) Event {
+func (t *tracked) Collect(killing bool) Event {
 	var buf [64]byte
 	heard := false
 	for {
@@ -217,7 +216,7 @@ func (t *Tracked) Collect(killing bool) Event {
 }
 
 // pace says when the next scan is due.
-func (t *Tracked) pace(began time.Time) {
+func (t *tracked) pace(began time.Time) {
 	now := time.Now()
 	if t.tracker != nil && t.tracker.fresh > 0 {
 		t.active = now
@@ -233,15 +232,16 @@ func (t *Tracked) pace(began time.Time) {
 }
 
 // finishStart looks at what became of the start.
-func (t *Tracked) finishStart(ev *Event) {
+func (t *tracked) finishStart(ev *Event) {
 	t.starting = false
 	ev.StartDone = true
 	if t.startErr != nil {
 		ev.StartErr = t.startErr
-		ev.Empty = true // what was forked for it is reaped
+		ev.Empty, ev.Proof = true, outcome.ProofScans // what was forked for it is reaped
 		return
 	}
 	t.leader = t.startedPID
+	ev.PID = t.leader
 	if t.startKilled && t.table.neverExecuted(t.leader) {
 		// It is dead or has SIGKILL pending, so it never will.
 		ev.StartErr = &StartError{Op: "exec", Err: syscall.ECANCELED, Killed: true}
@@ -252,7 +252,7 @@ func (t *Tracked) finishStart(ev *Event) {
 }
 
 // seeExit reports whether the leader's exit was seen by this call.
-func (t *Tracked) seeExit(ev *Event) bool {
+func (t *tracked) seeExit(ev *Event) bool {
 	if t.exited || t.leader == 0 {
 		return false
 	}
@@ -268,7 +268,7 @@ func (t *Tracked) seeExit(ev *Event) bool {
 	return true
 }
 
-func (t *Tracked) closeLeaderFD() {
+func (t *tracked) closeLeaderFD() {
 	if t.leaderFD >= 0 {
 		unix.Close(t.leaderFD)
 	}
@@ -277,7 +277,7 @@ func (t *Tracked) closeLeaderFD() {
 
 // scan scans the process table once. A scan that is not whole is taken for what it
 // shows; nobody is gone for not being in it.
-func (t *Tracked) scan() {
+func (t *tracked) scan() {
 	if t.leader == 0 {
 		return
 	}
@@ -304,7 +304,7 @@ func (t *Tracked) scan() {
 const concludeScans = 4
 
 // conclude ends the tree, if nothing of it is left.
-func (t *Tracked) conclude(ev *Event) {
+func (t *tracked) conclude(ev *Event) {
 	for range concludeScans {
 		if t.tracker == nil || len(t.tracker.members) > 0 {
 			return
@@ -318,7 +318,7 @@ func (t *Tracked) conclude(ev *Event) {
 }
 
 // finish reaps the leader.
-func (t *Tracked) finish(ev *Event) {
+func (t *tracked) finish(ev *Event) {
 	var ws syscall.WaitStatus
 	var ru syscall.Rusage
 	for {
@@ -338,10 +338,13 @@ func (t *Tracked) finish(ev *Event) {
 	t.frozen.clear()
 	t.tracker, t.leader = nil, 0
 	ev.Empty = true
+	if len(t.suspects) == 0 {
+		ev.Proof = outcome.ProofScans
+	}
 }
 
 // Signal sends sig to the leader, outside the ladder.
-func (t *Tracked) Signal(sig syscall.Signal) {
+func (t *tracked) Signal(sig syscall.Signal) {
 	if t.leader != 0 && !t.exited {
 		_ = signalUnreaped(t.leader, sig)
 	}
@@ -349,8 +352,8 @@ func (t *Tracked) Signal(sig syscall.Signal) {
 
 // Terminate sends sig to those members that have not had it, each followed by SIGCONT.
 // It returns how many it reached, and whether there is more to do.
-func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reached int, more bool) {
-	if who == TheLeader {
+func (t *tracked) Terminate(sig syscall.Signal, to Recipients, until time.Time) (reached int, more bool) {
+	if to == ToLeader {
 		if t.leader == 0 || t.exited || signalUnreaped(t.leader, sig) != nil {
 			return 0, false
 		}
@@ -367,13 +370,13 @@ func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reach
 		}
 		n := 0
 		for _, r := range t.tracker.Live() {
-			if !time.Now().Before(until) {
+			if !until.IsZero() && !time.Now().Before(until) {
 				return reached, false
 			}
 			if t.heard() {
 				return reached, true
 			}
-			if r.PID == t.leader || t.signalled(r) >= 0 || who == Feeders && t.table.isFed(r.PID, t.spec.Given) || t.table.Signal(&r, sig) != nil {
+			if r.PID == t.leader || t.signalled(r) >= 0 || to == ToFeeders && t.table.isFed(r.PID, t.spec.Given) || t.table.Signal(&r, sig) != nil {
 				continue
 			}
 			t.note(r, sig)
@@ -388,36 +391,31 @@ func (t *Tracked) Terminate(sig syscall.Signal, who Who, until time.Time) (reach
 	return reached, false
 }
 
-// SetEar sets what tells whether somebody has something to say.
-func (t *Tracked) SetEar(ear func() bool) {
-	t.ear = ear
-	t.table.setEar(ear)
-}
-
-func (t *Tracked) heard() bool { return t.ear != nil && t.ear() }
+func (t *tracked) heard() bool { return t.interrupted != nil && t.interrupted() }
 
 // betweenStrikes is the pause after a scan in which somebody has still to be
 // suspended or ended.
 const betweenStrikes = time.Millisecond
 
-// Strike suspends and ends what is left, a step with each call, and reports whether
-// there is more of that to be done now: 0 if everybody has got SIGKILL who can.
-func (t *Tracked) Strike(bool) (more int) {
+// Strike suspends and ends what is left, a step with each call. Every scan shows all
+// that is below, so it always strikes there.
+func (t *tracked) Strike(bool) (struck Struck) {
 	if t.starting {
 		t.cancelStart.Store(true)
 		t.startKilled = true
 		t.strikeStart()
-		return 0
+		return struck
 	}
 	if t.scan(); t.tracker == nil {
 		if t.leader != 0 && !t.exited { // it cannot be read, and is ours all the same
 			_ = signalUnreaped(t.leader, syscall.SIGKILL)
 		}
-		return 0
+		return struck
 	}
 	signal := func(r *Row, sig syscall.Signal) error {
 		err := t.table.Signal(r, sig)
 		if err == nil && sig == syscall.SIGKILL {
+			struck.Fresh++
 			t.note(*r, sig)
 		}
 		return err
@@ -428,69 +426,65 @@ func (t *Tracked) Strike(bool) (more int) {
 		t.tracker.Cull(signal)
 	}
 	for _, e := range t.tracker.members {
-		if !e.killed && e.refused == nil {
-			more++
-		}
+		struck.More = struck.More || !e.killed && e.refused == nil
 	}
-	if more > 0 {
+	if struck.More {
 		Pause(betweenStrikes)
 	}
-	return more
+	return struck
 }
 
 // strikeStart ends what was forked for a start that hangs in the kernel. Whoever is
 // a child of ours then is that: the second thread has told of no other.
-func (t *Tracked) strikeStart() {
+func (t *tracked) strikeStart() {
 	for _, r := range t.ownChildren() {
 		_ = t.table.Signal(&r, syscall.SIGKILL)
 	}
 }
 
-func (t *Tracked) ownChildren() []Row {
+func (t *tracked) ownChildren() []Row {
 	rows, _ := t.table.Rows()
 	self := unix.Getpid()
 	return slices.DeleteFunc(rows, func(r Row) bool { return r.Parent != self })
 }
 
-// Reap tells what has ended. The leader is reaped when nothing else is left.
-func (t *Tracked) Reap() (int, Event) {
-	var ev Event
+// Reap looks for the leader's exit, which is the only death that is reaped here, and not
+// before nothing else is left.
+func (t *tracked) Reap() (ev Event) {
 	if t.starting || t.leader == 0 {
-		return 0, ev
+		return ev
 	}
-	n := 0
 	if t.seeExit(&ev) {
-		n++
+		ev.Died = 1
 	}
 	if t.exited {
 		t.conclude(&ev)
 	}
-	return n, ev
+	return ev
 }
 
-// Executed reports, of a start that is still under way, whether the leader has been
-// executed all the same.
-func (t *Tracked) Executed() bool {
-	return t.starting && slices.ContainsFunc(t.ownChildren(), func(r Row) bool { return !t.table.neverExecuted(r.PID) })
-}
-
-// StartRuledOut reports, of a start that is still under way, whether it is certain
-// that nothing was and will be executed.
-func (t *Tracked) StartRuledOut() bool {
-	if !t.starting || !t.startKilled {
-		return false
+// StartProgress looks at the children that the second thread has forked so far.
+func (t *tracked) StartProgress() StartProgress {
+	if !t.starting {
+		return StartPending
 	}
 	own := t.ownChildren()
-	return len(own) > 0 && !slices.ContainsFunc(own, func(r Row) bool { return !t.table.neverExecuted(r.PID) })
+	switch {
+	case slices.ContainsFunc(own, func(r Row) bool { return !t.table.neverExecuted(r.PID) }):
+		return StartExecuted
+	case t.startKilled && len(own) > 0:
+		return StartRuledOut
+	}
+	return StartPending
 }
 
 // signalled returns where in t.ended the process of r is; -1 if it got no signal.
-func (t *Tracked) signalled(r Row) int {
+func (t *tracked) signalled(r Row) int {
 	return slices.IndexFunc(t.ended, func(e trackedEnd) bool { return e.row.identity() == r.identity() })
 }
 
 // note notes that sig was sent to the process of r.
-func (t *Tracked) note(r Row, sig syscall.Signal) {
+func (t *tracked) note(r Row, sig syscall.Signal) {
 	switch i := t.signalled(r); {
 	case i >= 0:
 		t.ended[i].signal = sig
@@ -502,18 +496,17 @@ func (t *Tracked) note(r Row, sig syscall.Signal) {
 	}
 }
 
-// Ended lists what got a signal of ours, in the order of the first one, and how many
-// more there were.
-func (t *Tracked) Ended() (list []outcome.Ended, more int) {
+func (t *tracked) Summary() Summary {
+	s := Summary{EndedMore: t.more, Suspects: t.listSuspects(), Usage: t.usage}
 	for _, e := range t.ended {
 		m := Member{PID: e.row.PID, Start: e.row.Start, Name: e.name}
-		list = append(list, outcome.Ended{Process: m.Describe(), LastSignal: int(e.signal)})
+		s.Ended = append(s.Ended, outcome.Ended{Process: m.Describe(), LastSignal: int(e.signal)})
 	}
-	return list, t.more
+	return s
 }
 
 // Members lists the live members of the tree, at most limit.
-func (t *Tracked) Members(limit int) (list []Member, more bool) {
+func (t *tracked) Members(limit int) (list []Member, more bool) {
 	if t.scan(); t.tracker == nil {
 		return nil, false
 	}
@@ -529,7 +522,7 @@ func (t *Tracked) Members(limit int) (list []Member, more bool) {
 }
 
 // Survivors lists what is alive, with the reason as far as it can be told.
-func (t *Tracked) Survivors() (list []outcome.Survivor) {
+func (t *tracked) Survivors() (list []outcome.Survivor) {
 	members, _ := t.Members(maxListed)
 	for _, m := range members {
 		list = append(list, outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: t.table.reason(m)})
@@ -542,9 +535,7 @@ func (t *Tracked) Survivors() (list []outcome.Survivor) {
 	return list
 }
 
-// Suspects lists who may be of the tree and cannot be told from a stranger. They are
-// never signalled.
-func (t *Tracked) Suspects() (list []outcome.Process) {
+func (t *tracked) listSuspects() (list []outcome.Process) {
 	rows := t.suspects
 	if t.tracker != nil {
 		rows = t.tracker.Suspects()
@@ -559,11 +550,8 @@ func (t *Tracked) Suspects() (list []outcome.Process) {
 	return list
 }
 
-// Proof is how it is known that nothing is left, after an Event that says so.
-func (t *Tracked) Proof() outcome.Proof { return outcome.ProofScans }
-
 // Holds reports whether a live member may still have output to write.
-func (t *Tracked) Holds(until time.Time) bool {
+func (t *tracked) Holds(until time.Time) bool {
 	members, _ := t.Members(maxListed)
 	for _, m := range members {
 		if !time.Now().Before(until) || t.heard() || t.table.holds(m, t.spec.Given) {
@@ -573,29 +561,14 @@ func (t *Tracked) Holds(until time.Time) bool {
 	return false
 }
 
-// Leader is the leader's pid, 0 if there is none or it was reaped.
-func (t *Tracked) Leader() int {
-	if t.exited {
-		return 0
-	}
-	return t.leader
-}
-
-// Usage is what the leader has used, and those of its children that it awaited.
-func (t *Tracked) Usage() outcome.Usage { return t.usage }
-
 // Disown lets go of all that is left, for good.
-func (t *Tracked) Disown() { disown() }
+func (t *tracked) Disown() { disown() }
 
 // ForkingThread is the thread that leaders inherit from; 0 where each does from the
 // whole process.
-func (t *Tracked) ForkingThread() int { return t.forkingTID }
+func (t *tracked) ForkingThread() int { return t.forkingTID }
 
-// MakeGroup does nothing: there are no cgroups.
-func (t *Tracked) MakeGroup() bool { return true }
-
-// CloseGroup does nothing.
-func (t *Tracked) CloseGroup() {}
-
-// GroupLeft is false.
-func (t *Tracked) GroupLeft() bool { return false }
+// There are no cgroups.
+func (t *tracked) Prepare() bool     { return true }
+func (t *tracked) Close()            {}
+func (t *tracked) StrikeGroup() bool { return false }

@@ -12,7 +12,10 @@ import (
 	"curfew/outcome"
 )
 
-// What a Tracked needs of macOS.
+// What a tracked tree needs of macOS.
+
+// Open prepares this process to start trees and to track them. See OpenTracked.
+func Open(o Options) (Tree, error) { return openTracked(o) }
 
 // inExecution is the kernel's P_EXEC: the process has executed something since it was
 // forked.

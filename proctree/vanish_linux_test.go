@@ -44,9 +44,9 @@ func TestNumberComesAgain(t *testing.T) {
 	inTree(t, "number again")
 }
 
-func TestNoDescriptorLeft(t *testing.T)    { inTree(t, "no descriptor left") }
-func TestVanishingOrphans(t *testing.T)    { inTree(t, "vanishing orphans") }
-func TestOnlyWardsReadsTwice(t *testing.T) { inTree(t, "read twice") }
+func TestNoDescriptorLeft(t *testing.T)       { inTree(t, "no descriptor left") }
+func TestVanishingOrphans(t *testing.T)       { inTree(t, "vanishing orphans") }
+func TestOnlySiblingsReadsTwice(t *testing.T) { inTree(t, "read twice") }
 
 // The same with the flag itself.
 func TestAutoreap(t *testing.T) {
@@ -198,7 +198,7 @@ func letVanish() {
 }
 
 func vanishRole(args []string) error {
-	s, err := newStrangers() // our child, but a ward to the tree: it is not signalled
+	s, err := newStrangers() // our child, but a sibling to the tree: it is not signalled
 	if err != nil {
 		return err
 	}
@@ -206,12 +206,12 @@ func vanishRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	h.wards[s.cmd.Process.Pid] = -1
+	h.siblings[s.cmd.Process.Pid] = -1
 	if err := h.run(nil, "sleep", tooLong); err != nil {
 		return err
 	}
 	letVanish()
-	pid, done := h.Leader(), false
+	pid, done := h.leader, false
 	meanwhile = func(next string, who int) {
 		if next != args[0] || who != pid || done {
 			return
@@ -221,11 +221,11 @@ func vanishRole(args []string) error {
 			err = s.take(pid)
 		}
 	}
-	struck := h.Strike(false) + h.Strike(true)
+	struck := h.Strike(false).Fresh + h.Strike(true).Fresh
 	if err != nil || !done || struck != 0 {
 		return fmt.Errorf("%d were struck, vanished: %v, %w", struck, done, err)
 	}
-	if list, more := h.Ended(); len(list) != 0 || more != 0 {
+	if list, more := h.summary(); len(list) != 0 || more != 0 {
 		return fmt.Errorf("ended %v and %d more", list, more)
 	}
 	_ = s.in.Close()
@@ -244,17 +244,17 @@ func numberAgainRole([]string) error {
 		return err
 	}
 	letVanish()
-	pid := h.Leader()
-	if n := h.Strike(false); n != 1 {
+	pid := h.leader
+	if n := h.Strike(false).Fresh; n != 1 {
 		return fmt.Errorf("%d were struck", n)
 	}
 	if err := takeNumber(pid); err != nil {
 		return err
 	}
-	if n := h.Strike(true); n != 1 {
+	if n := h.Strike(true).Fresh; n != 1 {
 		return fmt.Errorf("%d were struck of those who came after", n)
 	}
-	if list, more := h.Ended(); len(list) != 2 || list[0].PID != pid || list[1].PID != pid || more != 0 {
+	if list, more := h.summary(); len(list) != 2 || list[0].PID != pid || list[1].PID != pid || more != 0 {
 		return fmt.Errorf("ended %v and %d more, want %d twice", list, more, pid)
 	}
 	return h.kill()
@@ -306,42 +306,42 @@ func vanishingOrphansRole([]string) error {
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
 		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
 	}
-	if list, more := h.Ended(); len(list) < 3 || more != 0 {
+	if list, more := h.summary(); len(list) < 3 || more != 0 {
 		return fmt.Errorf("ended %v and %d more", list, more)
 	}
 	return nil
 }
 
-// readTwiceRole lets a ward leave somebody behind between two reads of the list.
+// readTwiceRole lets a sibling leave somebody behind between two reads of the list.
 func readTwiceRole([]string) error {
 	h, err := hold()
 	if err != nil {
 		return err
 	}
-	if h.Tree, err = OpenForWards(); err != nil {
+	if h.subreaper, err = openWithSiblings(Options{}); err != nil {
 		return err
 	}
-	ward, err := h.ward("sh", "-c", "sleep "+tooLong+" & sleep "+tooLong)
+	sibling, err := h.sibling("sh", "-c", "sleep "+tooLong+" & sleep "+tooLong)
 	if err != nil {
 		return err
 	}
 	var below [4]int32
-	for end := time.Now().Add(patience); h.proc.children(ward, below[:]) < 2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); h.proc.children(sibling, below[:]) < 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			return errors.New("the ward has no children")
+			return errors.New("the sibling has no children")
 		}
 	}
-	if !h.OnlyWards() {
-		return errors.New("not only wards, before anything has happened")
+	if !h.OnlySiblings() {
+		return errors.New("not only siblings, before anything has happened")
 	}
 	meanwhile = func(next string, _ int) {
-		if next == "read" && unix.Kill(ward, unix.SIGKILL) == nil {
-			for end := time.Now().Add(patience); stateOf(ward) == childAlive && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if next == "read" && unix.Kill(sibling, unix.SIGKILL) == nil {
+			for end := time.Now().Add(patience); stateOf(sibling) == childAlive && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			}
 		}
 	}
-	if h.OnlyWards() {
-		return errors.New("only wards, while who was left behind lives")
+	if h.OnlySiblings() {
+		return errors.New("only siblings, while who was left behind lives")
 	}
 	meanwhile = func(string, int) {}
 	for end := time.Now().Add(patience); !h.empty; time.Sleep(time.Millisecond) {
@@ -349,7 +349,7 @@ func readTwiceRole([]string) error {
 			return errors.New("not empty")
 		}
 		h.Strike(false)
-		_, ev := h.Reap()
+		ev := h.Reap()
 		h.note(ev)
 	}
 	return nil
@@ -386,7 +386,7 @@ func autoreapRole([]string) error {
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
 		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
 	}
-	if list, more := h.Ended(); len(list) != 3 || more != 0 {
+	if list, more := h.summary(); len(list) != 3 || more != 0 {
 		return fmt.Errorf("ended %v and %d more, want three", list, more)
 	}
 	return nil

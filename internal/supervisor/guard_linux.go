@@ -18,7 +18,7 @@ import (
 // that it held falls to the guard, and a child of the guard that is no
 // supervisor can only be such an orphan. It is ended.
 type warden struct {
-	tree    wardTree
+	tree    proctree.SiblingTree
 	conn    *wire.Conn
 	control int // descriptors: the socket of conn, and what tells of the caller's end
 	caller  int
@@ -31,7 +31,7 @@ type warden struct {
 	callerGone bool
 	spawns     []spawnOrder // waiting; the first one is being carried out
 	starting   bool
-	killer     killer
+	kill       proctree.KillPhase
 	peeling    bool          // there is a child that is no supervisor
 	fallen     []*supervised // that have died, until nothing is left of what they held
 	questions  []question
@@ -44,18 +44,6 @@ type warden struct {
 	// What can hang, and does not happen here: nil where it is not done at all.
 	remove   func(*wire.TempDir) error
 	writeEnd func(id string, report *wire.Done) error
-}
-
-// wardTree is what a guard asks of a proctree.Tree.
-type wardTree interface {
-	tree
-	EndWardGroup(name string) (populated bool)
-	WardGroupLeft(name string) (remove func() error)
-	OnlyWards() bool
-	WardDied(pid int) bool
-	Suspended() []int
-	ResumeWard(pid int)
-	EndWard(pid int)
 }
 
 type spawnOrder struct {
@@ -107,7 +95,7 @@ func serveGuard() (code int) {
 		}
 	}
 	if err == nil {
-		g.tree, err = proctree.OpenForWards()
+		g.tree, err = proctree.OpenWithSiblings(proctree.Options{Interrupted: g.interrupted})
 	}
 	if err == nil {
 		g.root, err = proctree.OpenFile("/", unix.O_PATH)
@@ -119,7 +107,6 @@ func serveGuard() (code int) {
 	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
 		g.null = g.root // gives and takes nothing either
 	}
-	g.tree.SetEar(g.interrupted)
 	state, err := readState(g.tree.ForkingThread())
 	if hello(g.conn, state, err == nil) != nil {
 		return 0
@@ -128,7 +115,7 @@ func serveGuard() (code int) {
 	for g.step() {
 	}
 	for _, s := range g.swept {
-		if s.report.Left && g.tree.EndWardGroup(s.group) {
+		if s.report.Left && g.tree.EndGroup(s.group).Populated {
 			return exitUnknown
 		}
 	}
@@ -148,8 +135,8 @@ func (g *warden) step() bool {
 		n = 2
 	}
 	until := g.errands.next()
-	if g.peeling && (until.IsZero() || g.killer.next.Before(until)) {
-		until = g.killer.next
+	if g.peeling && (until.IsZero() || g.kill.Next().Before(until)) {
+		until = g.kill.Next()
 	}
 	if next := g.tree.Next(); !next.IsZero() && (until.IsZero() || next.Before(until)) {
 		until = next
@@ -177,16 +164,13 @@ func (g *warden) step() bool {
 		}
 	}
 	over := g.news(g.tree.Collect(g.peeling))
-	// A ward that is being started must not be taken for an orphan.
-	if !g.peeling && !g.starting && len(g.fallen) > 0 && !g.tree.OnlyWards() {
-		g.peeling, g.killer = true, killer{}
+	// A supervisor that is being started must not be taken for an orphan.
+	if !g.peeling && !g.starting && len(g.fallen) > 0 && !g.tree.OnlySiblings() {
+		g.peeling, g.kill = true, proctree.KillPhase{Interrupted: g.interrupted}
 	}
 	if g.peeling && !g.starting {
-		g.killer.strike(g.tree, time.Now(), killSlow, func(ev proctree.Event) bool {
-			over = g.news(ev) || over
-			g.peeling = !g.tree.OnlyWards()
-			return g.peeling
-		}, g.interrupted)
+		over = g.news(g.kill.Step(g.tree, time.Now(), proctree.Slowly)) || over
+		g.peeling = !g.tree.OnlySiblings()
 	}
 	g.errands.step()
 	if !g.peeling && !g.starting {
@@ -194,8 +178,7 @@ func (g *warden) step() bool {
 	}
 	g.spawnNext()
 	if g.callerGone && !g.starting && len(g.spawns) == 0 && !over {
-		_, ev := g.tree.Reap()
-		over = g.news(ev)
+		over = g.news(g.tree.Reap())
 	}
 	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0 && len(g.fallen) == 0 && !g.errands.left())
 }
@@ -208,7 +191,7 @@ const lookSoon = 10 * time.Millisecond
 // keeps it as a zombie; what it had held has fallen to us all the same.
 func (g *warden) seeDead() {
 	look := func(s *supervised) {
-		if !s.dead && g.living[s.pid] == s && g.tree.WardDied(s.pid) {
+		if !s.dead && g.living[s.pid] == s && g.tree.SiblingDied(s.pid) {
 			g.died(s)
 		}
 	}
@@ -233,15 +216,15 @@ func (g *warden) died(s *supervised) {
 // wakeWards resumes supervisors that somebody has suspended, and ends those that
 // do not stay awake; their trees fall to us.
 func (g *warden) wakeWards() {
-	for _, pid := range g.tree.Suspended() {
+	for _, pid := range g.tree.SuspendedSiblings() {
 		s := g.living[pid]
 		if s == nil {
 			continue // it has ended
 		}
 		if s.asleep++; s.asleep > suspendedFor {
-			g.tree.EndWard(pid)
+			g.tree.EndSibling(pid)
 		} else {
-			g.tree.ResumeWard(pid)
+			g.tree.ResumeSibling(pid)
 		}
 	}
 }
@@ -258,16 +241,16 @@ func (g *warden) news(ev proctree.Event) (none bool) {
 			s.dead, s.swept = true, true
 			delete(g.supervisors, s.id)
 		} else {
-			s.pid, s.group = ev.Ward, proctree.GroupName(ev.Ward, s.id)
+			s.pid, s.group = ev.PID, proctree.GroupName(ev.PID, s.id)
 			g.living[s.pid] = s
 			_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: s.pid}}) // a caller that is gone needs no supervisor
 		}
 		closeAll([]int{order.socket, order.caller, order.stderr})
 	}
-	for _, pid := range ev.Wards {
+	for _, pid := range ev.Siblings {
 		s := g.living[pid]
 		delete(g.living, pid)
-		g.tree.EndWardGroup(s.group)
+		g.tree.EndGroup(s.group)
 		g.died(s)
 	}
 	return ev.Empty
@@ -279,9 +262,11 @@ func (g *warden) settleUp() {
 	if len(g.fallen) > 0 {
 		var report wire.Swept
 		var waiting []*supervised
-		report.Ended, report.EndedMore = g.tree.Ended()
+		tree := g.tree.Summary()
+		report.Ended, report.EndedMore = tree.Ended, tree.EndedMore
 		for _, s := range g.fallen {
-			report.Left = g.tree.EndWardGroup(s.group) // now that it can be removed
+			rest := g.tree.EndGroup(s.group) // now that it can be removed
+			report.Left = rest.Populated
 			if s.groupUntil.IsZero() {
 				s.groupUntil = time.Now().Add(groupLimit)
 			}
@@ -289,8 +274,8 @@ func (g *warden) settleUp() {
 				waiting = append(waiting, s)
 				continue
 			}
-			if rest := g.tree.WardGroupLeft(s.group); rest != nil {
-				g.errands.run(wire.RemoveLimit, rest, func(error) {})
+			if rest.Remove != nil {
+				g.errands.run(wire.RemoveLimit, rest.Remove, func(error) {})
 			}
 			s.report, s.swept = report, true
 			g.swept = append(g.swept, s)
@@ -309,7 +294,7 @@ func (g *warden) settleUp() {
 			return false
 		}
 		s := q.supervisor
-		s.report.Left = s.report.Left && g.tree.EndWardGroup(s.group)
+		s.report.Left = s.report.Left && g.tree.EndGroup(s.group).Populated
 		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // who does not listen need not know
 		unix.Close(q.socket)
 		return true
@@ -362,7 +347,7 @@ func (g *warden) spawnNext() {
 	g.starting = true
 	g.tree.Start(&proctree.Spec{
 		Path: g.exe, Argv: []string{wire.SupervisorName, g.callerPID, g.exe}, Env: append(slices.Clip(g.env), wire.IDVar+"="+order.supervisor.id), Dir: g.root,
-		Files: []int{g.null, g.null, order.stderr, order.socket, order.caller}, Ward: true,
+		Files: []int{g.null, g.null, order.stderr, order.socket, order.caller}, Sibling: true,
 	})
 }
 

@@ -24,7 +24,7 @@ import (
 // the tree and for the clock, and never for anything else. Whatever can block
 // in the kernel on the CLI's account happens on the Tree's second thread.
 type server struct {
-	tree      tree
+	tree      proctree.Tree
 	conn      *wire.Conn
 	control   int // descriptors: the socket of conn, and what tells of the caller's end
 	caller    int
@@ -48,39 +48,6 @@ type server struct {
 	writeEnd func(id string, report *wire.Done) error
 }
 
-// tree is what a supervisor asks of a proctree.Tree, or of a proctree.Tracked. The
-// tests that feed a helper's loop with what a hostile caller could send put one in
-// its place that starts nothing.
-type tree interface {
-	FD() int
-	LeaderFD() int
-	Leader() int
-	ForkingThread() int
-	Start(spec *proctree.Spec)
-	Executed() bool
-	StartRuledOut() bool
-	Collect(killing bool) proctree.Event
-	Signal(sig syscall.Signal)
-	Terminate(sig syscall.Signal, who proctree.Who, until time.Time) (reached int, more bool)
-	Strike(below bool) int
-	Reap() (int, proctree.Event)
-	Holds(until time.Time) bool
-	Members(limit int) (list []proctree.Member, more bool)
-	Survivors() []outcome.Survivor
-	Disown()
-	Ended() (list []outcome.Ended, more int)
-	Forget()
-	Usage() outcome.Usage
-	MakeGroup() bool
-	CloseGroup()
-	GroupLeft() bool
-
-	SetEar(ear func() bool)
-	Next() time.Time
-	Suspects() []outcome.Process
-	Proof() outcome.Proof
-}
-
 // run is one invocation.
 type run struct {
 	settings wire.Settings
@@ -98,11 +65,11 @@ type run struct {
 	lookAgain   time.Time // when to see whether the leftovers still have output to write
 	lookWait    time.Duration
 	signalAt    time.Time // when to go on with the polite signal; zero: there is no more to do
-	signalTo    proctree.Who
+	signalTo    proctree.Recipients
 	fedAt       time.Time // when those that are fed get it too; zero: they are no exception
 	groupEnd    time.Time // until when what is left in the cgroup alone may end; zero: there was nothing
 	groupAgain  time.Time // when to look at it again
-	killer      killer
+	kill        proctree.KillPhase
 	gaveUp      bool // reported, or about to be; going on in the background
 	over        bool // the tree is empty
 	told        bool // reported
@@ -125,7 +92,7 @@ func serve() (code int) {
 		return exitRefused
 	}
 	s.writeEnd = func(id string, report *wire.Done) error { return writeEnd(dir, "supervisor", id, report) }
-	if s.tree, err = openTree(); err != nil {
+	if s.tree, err = openTree(s.interrupted); err != nil {
 		s.send(wire.Refusal(err))
 		return exitRefused
 	}
@@ -141,11 +108,10 @@ func serve() (code int) {
 	s.stateOK = err == nil
 	s.hangUp = hello(s.conn, s.state, s.stateOK) != nil
 	shortenSlice(s.tree.ForkingThread(), &s.state)
-	s.tree.SetEar(s.interrupted)
-	s.tree.MakeGroup()
+	s.tree.Prepare()
 	for s.step() {
 	}
-	s.tree.CloseGroup()
+	s.tree.Close()
 	if len(s.drains) > 0 {
 		s.tree.Disown()
 		release()
@@ -301,7 +267,7 @@ func (s *server) wake() time.Time {
 	sooner(r.lookAgain)
 	sooner(r.signalAt)
 	sooner(r.groupAgain)
-	sooner(r.killer.next)
+	sooner(r.kill.Next())
 	if !r.ladder.Killing() && !r.gaveUp {
 		sooner(s.tree.Next())
 	}
@@ -597,7 +563,7 @@ const startToldIn = 500 * time.Millisecond
 // first output was faster than that word.
 func (s *server) awaitStart() {
 	r := s.run
-	if r == nil || r.startDone || !s.tree.Executed() {
+	if r == nil || r.startDone || s.tree.StartProgress() != proctree.StartExecuted {
 		return
 	}
 	for end := time.Now().Add(startToldIn); s.run == r && !r.over && !r.startDone && time.Now().Before(end); s.collect() {
@@ -667,7 +633,7 @@ func (s *server) news(ev proctree.Event) {
 			say(&wire.Message{StartFailed: &wire.StartFailed{Op: ev.StartErr.Op, Errno: int(errno), Killed: ev.StartErr.Killed}})
 		} else {
 			r.report.Started = true
-			say(&wire.Message{Started: &wire.Started{PID: s.tree.Leader(), At: time.Now()}})
+			say(&wire.Message{Started: &wire.Started{PID: ev.PID, At: time.Now()}})
 		}
 	}
 	if ev.Exit != nil {
@@ -682,7 +648,7 @@ func (s *server) news(ev proctree.Event) {
 	}
 	if ev.Empty {
 		r.ladder.Empty()
-		group, now := s.tree.GroupLeft(), time.Now()
+		group, now := s.tree.StrikeGroup(), time.Now()
 		if r.groupEnd.IsZero() {
 			r.groupEnd = now.Add(groupLimit)
 		}
@@ -690,10 +656,10 @@ func (s *server) news(ev proctree.Event) {
 			r.groupAgain = now.Add(groupEvery)
 			return // and the tree says it again
 		}
-		if group || len(s.tree.Suspects()) > 0 {
+		if group || ev.Proof == outcome.ProofNone {
 			s.finish(outcome.CleanupUnverified, outcome.ProofNone)
 		} else {
-			s.finish(outcome.CleanupEmpty, s.tree.Proof())
+			s.finish(outcome.CleanupEmpty, ev.Proof)
 		}
 	}
 }
@@ -799,18 +765,18 @@ func (s *server) act(actions []proctree.Action) {
 			s.rung(outcome.StepCloseStdin, 0)
 		case proctree.SignalLeader:
 			s.rung(outcome.StepSignalLeader, int(sig))
-			s.tree.Terminate(sig, proctree.TheLeader, time.Time{})
+			s.tree.Terminate(sig, proctree.ToLeader, time.Time{})
 		case proctree.SignalMembers:
-			r.signalTo = proctree.AllOthers
+			r.signalTo = proctree.ToOthers
 			if !r.stopping && r.ladder.Policy.Audience == proctree.LeaderFirst {
 				// Of leftovers, what reads from others has something to read until
 				// those have ended.
-				r.signalTo, r.fedAt = proctree.Feeders, now.Add(r.ladder.Policy.Grace/3)
+				r.signalTo, r.fedAt = proctree.ToFeeders, now.Add(r.ladder.Policy.Grace/3)
 			}
 			s.signalMembers(now)
 		case proctree.Kill:
 			s.rung(outcome.StepKill, int(syscall.SIGKILL))
-			r.killer = killer{}
+			r.kill = proctree.KillPhase{Interrupted: s.interrupted}
 		case proctree.GiveUp:
 			s.rung(outcome.StepGiveUp, 0)
 			s.giveUp()
@@ -834,7 +800,7 @@ func (s *server) signalMembers(now time.Time) {
 	case more:
 		r.signalAt = now // when the caller was heard
 	case !r.fedAt.IsZero():
-		r.signalTo, r.signalAt, r.fedAt = proctree.AllOthers, r.fedAt, time.Time{}
+		r.signalTo, r.signalAt, r.fedAt = proctree.ToOthers, r.fedAt, time.Time{}
 	}
 }
 
@@ -848,14 +814,11 @@ func (s *server) rung(name outcome.StepName, sig int) {
 // kill strikes what is left, until it is time for something else.
 func (s *server) kill(now time.Time) {
 	r := s.run
-	slowest := killMax
+	pace := proctree.Quickly
 	if r.gaveUp {
-		slowest = killSlow
+		pace = proctree.Slowly
 	}
-	r.killer.strike(s.tree, now, slowest, func(ev proctree.Event) (goOn bool) {
-		s.news(ev)
-		return s.run == r && !r.over
-	}, s.interrupted)
+	s.news(r.kill.Step(s.tree, now, pace))
 }
 
 // interrupted reports whether the ladder or the caller wants a turn.
@@ -879,7 +842,7 @@ func (s *server) giveUp() {
 	r := s.run
 	r.gaveUp = true
 	if !r.startDone {
-		r.report.NotExecuted = s.tree.StartRuledOut()
+		r.report.NotExecuted = s.tree.StartProgress() == proctree.StartRuledOut
 	}
 	c := &r.report.Cleanup
 	c.Survivors = s.tree.Survivors()
@@ -933,13 +896,12 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 	r := s.run
 	c := &r.report.Cleanup
 	c.Result, c.Proof = result, proof
-	c.Ended, c.EndedMore = s.tree.Ended()
-	c.Ended = withoutSurvivors(c.Ended, c.Survivors)
-	c.Suspects = s.tree.Suspects()
+	tree := s.tree.Summary()
+	c.Ended, c.EndedMore = withoutSurvivors(tree.Ended, c.Survivors), tree.EndedMore
+	c.Suspects, r.report.Usage = tree.Suspects, tree.Usage
 	if began, begun := r.ladder.Begun(); begun {
 		c.Elapsed = max(time.Since(began), 0)
 	}
-	r.report.Usage = s.tree.Usage()
 	send := func() {
 		s.send(&wire.Message{Done: &r.report})
 		r.told = true
@@ -1003,7 +965,7 @@ func (s *server) makeReady() {
 		s.callerGone = true
 		return
 	}
-	if !s.tree.MakeGroup() {
+	if !s.tree.Prepare() {
 		s.callerGone = true
 		return
 	}

@@ -27,7 +27,7 @@ import (
 // what a hostile caller could send. The tree that they hold starts nothing: it
 // checks what it is asked for.
 
-// stubTree stands for a proctree.Tree. What it is asked must be what the real
+// stubTree stands for a proctree.Tree and a proctree.SiblingTree. What it is asked must be what the real
 // one takes: that one panics, or does worse, where this one complains.
 type stubTree struct {
 	t    *testing.T
@@ -45,8 +45,8 @@ type stubTree struct {
 	exited   bool // the leader has exited
 	died     bool // nothing is left
 	started  int
-	next     int // the pid of the next ward
-	wards    map[int]bool
+	next     int // the pid of the next sibling
+	siblings map[int]bool
 	orphans  int
 }
 
@@ -70,7 +70,7 @@ func newStubTree(t *testing.T, m stubManner) *stubTree {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &stubTree{t: t, news: fd, manner: m &^ late % manners, late: m&late != 0, next: 1000, wards: map[int]bool{}}
+	return &stubTree{t: t, news: fd, manner: m &^ late % manners, late: m&late != 0, next: 1000, siblings: map[int]bool{}}
 }
 
 func (s *stubTree) wake() { _, _ = unix.Write(s.news, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
@@ -78,20 +78,19 @@ func (s *stubTree) wake() { _, _ = unix.Write(s.news, []byte{1, 0, 0, 0, 0, 0, 0
 func (s *stubTree) FD() int              { return s.news }
 func (s *stubTree) LeaderFD() int        { return -1 }
 func (s *stubTree) ForkingThread() int   { return 0 }
-func (s *stubTree) Executed() bool       { return s.starting && s.manner != notThere }
-func (s *stubTree) StartRuledOut() bool  { return s.starting && s.manner == notThere }
 func (s *stubTree) Holds(time.Time) bool { return len(s.spec.Given) > 0 && s.manner == deaf }
-func (s *stubTree) Usage() outcome.Usage { return outcome.Usage{} }
 func (s *stubTree) Forget()              {}
-func (s *stubTree) SetEar(func() bool)   {}
 func (s *stubTree) Disown()              {}
-func (s *stubTree) ResumeWard(int)       {}
+func (s *stubTree) ResumeSibling(int)    {}
 
-func (s *stubTree) Leader() int {
-	if s.leader {
-		return 4711
+func (s *stubTree) StartProgress() proctree.StartProgress {
+	switch {
+	case !s.starting:
+		return proctree.StartPending
+	case s.manner == notThere:
+		return proctree.StartRuledOut
 	}
-	return 0
+	return proctree.StartExecuted
 }
 
 func (s *stubTree) Start(spec *proctree.Spec) {
@@ -99,7 +98,7 @@ func (s *stubTree) Start(spec *proctree.Spec) {
 	switch {
 	case s.gone():
 		s.t.Error("started although the caller is gone")
-	case s.starting || !spec.Ward && s.started > 1 && !s.died:
+	case s.starting || !spec.Sibling && s.started > 1 && !s.died:
 		s.t.Error("started beside another")
 	case len(spec.Argv) == 0:
 		s.t.Error("started without argv[0]")
@@ -114,11 +113,11 @@ func (s *stubTree) Start(spec *proctree.Spec) {
 			s.t.Errorf("descriptor %d of a start is %d, which is not open", i, fd)
 		}
 	}
-	if spec.Ward && (len(spec.Files) != 5 || !isSocket(spec.Files[wire.ControlFD])) {
-		s.t.Error("a ward is started without a socket")
+	if spec.Sibling && (len(spec.Files) != 5 || !isSocket(spec.Files[wire.ControlFD])) {
+		s.t.Error("a sibling is started without a socket")
 	}
 	s.spec, s.starting = spec, true
-	if !spec.Ward {
+	if !spec.Sibling {
 		s.leader, s.told, s.exited, s.died = false, false, false, false
 	}
 	s.wake()
@@ -133,11 +132,11 @@ func (s *stubTree) Collect(killing bool) (ev proctree.Event) {
 		case s.manner == notThere:
 			ev.StartErr = &proctree.StartError{Op: "exec", Err: syscall.ENOENT}
 			s.exited, s.told, s.died = true, true, true
-		case s.spec.Ward:
+		case s.spec.Sibling:
 			s.next++
-			s.wards[s.next], ev.Ward = true, s.next
+			s.siblings[s.next], ev.PID = true, s.next
 		default:
-			s.leader = true
+			s.leader, ev.PID = true, 4711
 			s.exited = s.manner == brief
 			s.died = s.exited
 		}
@@ -151,9 +150,9 @@ func (s *stubTree) Collect(killing bool) (ev proctree.Event) {
 func (s *stubTree) reap(ev *proctree.Event) (n int) {
 	if s.ends.Load() {
 		s.exited, s.died, s.orphans = true, true, 0
-		for pid := range s.wards {
-			delete(s.wards, pid)
-			ev.Wards = append(ev.Wards, pid)
+		for pid := range s.siblings {
+			delete(s.siblings, pid)
+			ev.Siblings = append(ev.Siblings, pid)
 			n++
 		}
 	}
@@ -161,16 +160,17 @@ func (s *stubTree) reap(ev *proctree.Event) (n int) {
 		s.told, s.leader, n = true, false, n+1
 		ev.Exit = &outcome.Exit{}
 	}
-	ev.Empty = s.died && len(s.wards) == 0 && s.orphans == 0
+	if ev.Empty = s.died && len(s.siblings) == 0 && s.orphans == 0; ev.Empty {
+		ev.Proof = outcome.ProofNoChildren
+	}
 	return n
 }
 
-func (s *stubTree) Reap() (int, proctree.Event) {
-	var ev proctree.Event
-	if s.starting {
-		return 0, ev
+func (s *stubTree) Reap() (ev proctree.Event) {
+	if !s.starting {
+		ev.Died = s.reap(&ev)
 	}
-	return s.reap(&ev), ev
+	return ev
 }
 
 func (s *stubTree) valid(sig syscall.Signal) {
@@ -184,21 +184,20 @@ func (s *stubTree) Signal(sig syscall.Signal) {
 	s.exited = s.exited || s.manner == daemon // which is seen when it is looked for
 }
 
-func (s *stubTree) Terminate(sig syscall.Signal, who proctree.Who, _ time.Time) (int, bool) {
+func (s *stubTree) Terminate(sig syscall.Signal, to proctree.Recipients, _ time.Time) (int, bool) {
 	s.valid(sig)
-	if s.manner == polite || s.manner == survivors && who == proctree.TheLeader {
+	if s.manner == polite || s.manner == survivors && to == proctree.ToLeader {
 		s.exited, s.died = true, s.manner == polite
 		s.wake()
 	}
 	return 1, false
 }
 
-func (s *stubTree) Strike(bool) int {
-	struck := 0
+func (s *stubTree) Strike(bool) (struck proctree.Struck) {
 	if s.manner != undying && !s.died && !s.starting {
-		s.exited, s.died, struck = true, true, 1
+		s.exited, s.died, struck.Fresh = true, true, 1
 	}
-	struck += s.orphans
+	struck.Fresh += s.orphans
 	s.orphans = 0
 	return struck
 }
@@ -211,30 +210,27 @@ func (s *stubTree) Survivors() []outcome.Survivor {
 	return []outcome.Survivor{{Process: outcome.Process{PID: 4712}, State: "D", Reason: "it is a stub"}}
 }
 
-func (s *stubTree) Ended() ([]outcome.Ended, int) {
-	return []outcome.Ended{{Process: outcome.Process{PID: 4712}, LastSignal: 9}}, 0
+func (s *stubTree) Summary() proctree.Summary {
+	return proctree.Summary{Ended: []outcome.Ended{{Process: outcome.Process{PID: 4712}, LastSignal: 9}}}
 }
 
-func (s *stubTree) OnlyWards() bool { return !s.starting && s.orphans == 0 }
-func (s *stubTree) Suspended() (list []int) {
-	for pid := range s.wards {
+func (s *stubTree) OnlySiblings() bool { return !s.starting && s.orphans == 0 }
+func (s *stubTree) SuspendedSiblings() (list []int) {
+	for pid := range s.siblings {
 		list = append(list, pid)
 	}
 	return list
 }
-func (s *stubTree) MakeGroup() bool                   { return true }
-func (s *stubTree) CloseGroup()                       {}
-func (s *stubTree) GroupLeft() bool                   { return false }
-func (s *stubTree) EndWardGroup(string) bool          { return false }
-func (s *stubTree) WardGroupLeft(string) func() error { return nil }
-func (s *stubTree) WardDied(int) bool                 { return false }
-func (s *stubTree) Next() time.Time                   { return time.Time{} }
-func (s *stubTree) Suspects() []outcome.Process       { return nil }
-func (s *stubTree) Proof() outcome.Proof              { return outcome.ProofNoChildren }
+func (s *stubTree) Prepare() bool                             { return true }
+func (s *stubTree) Close()                                    {}
+func (s *stubTree) StrikeGroup() bool                         { return false }
+func (s *stubTree) EndGroup(string) (rest proctree.GroupRest) { return rest }
+func (s *stubTree) SiblingDied(int) bool                      { return false }
+func (s *stubTree) Next() time.Time                           { return time.Time{} }
 
-func (s *stubTree) EndWard(pid int) {
-	if !s.wards[pid] {
-		s.t.Errorf("%d is ended, which is no ward", pid)
+func (s *stubTree) EndSibling(pid int) {
+	if !s.siblings[pid] {
+		s.t.Errorf("%d is ended, which is no sibling", pid)
 	}
 }
 

@@ -26,8 +26,8 @@ const TrackerVariable = "CURFEW_TRACKER"
 
 func tracking() bool { return true }
 
-func openTree() (tree, error) {
-	return proctree.OpenTracked(os.Getenv(wire.FrozenVar), journal.BootID())
+func openTree(interrupted func() bool) (proctree.Tree, error) {
+	return proctree.Open(proctree.Options{Interrupted: interrupted, Frozen: os.Getenv(wire.FrozenVar), Boot: journal.BootID()})
 }
 
 func serveGuard() int {
@@ -159,13 +159,13 @@ func (h *Client) awaitEnd(until time.Time) bool {
 // Sweep ends what is left of an invocation whose helper is lost. See proctree.Sweep.
 func (h *Client) Sweep(mark string, leader int, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
 	h.awaitEnd(until)
-	return proctree.Sweep(mark, wire.MarkPrefix, leader, since, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, MarkPrefix: wire.MarkPrefix, Leader: leader, Since: since}, until)
 }
 
 // Sweep ends what is left of an invocation whose caller and helpers are all lost. See
 // proctree.Sweep.
 func Sweep(mark, _, _ string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(mark, wire.MarkPrefix, 0, since, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, MarkPrefix: wire.MarkPrefix, Since: since}, until)
 }
 
 // processName is argv[0] as the kernel has it: os.Args can have been changed by

@@ -30,11 +30,11 @@ const TrackerVariable = "CURFEW_TRACKER"
 // tracking reports whether trees are held by scans.
 func tracking() bool { return os.Getenv(TrackerVariable) != "" }
 
-func openTree() (tree, error) {
+func openTree(interrupted func() bool) (proctree.Tree, error) {
 	if tracking() {
-		return proctree.OpenTracked(os.Getenv(wire.FrozenVar), journal.BootID())
+		return proctree.OpenTracked(proctree.Options{Interrupted: interrupted, Frozen: os.Getenv(wire.FrozenVar), Boot: journal.BootID()})
 	}
-	return proctree.Open(os.Getenv(wire.IDVar))
+	return proctree.Open(proctree.Options{Interrupted: interrupted, ID: os.Getenv(wire.IDVar)})
 }
 
 // shortenSlice is for the thread that reaps, after the state of forking was read, the
@@ -254,13 +254,13 @@ func (h *Client) Sweep(mark string, _ int, since, until time.Time) ([]outcome.En
 	if h.pid != 0 {
 		proctree.EndGroup(h.Group(), until)
 	}
-	return proctree.Sweep(mark, h.cgroup, h.Group(), since, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: h.cgroup, Group: h.Group(), Since: since}, until)
 }
 
 // Sweep ends what carries the mark of an invocation whose caller and helpers are
 // all lost; group is what Client.Group returned. See proctree.Sweep.
 func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(mark, cgroup, group, since, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: cgroup, Group: group, Since: since}, until)
 }
 
 func groupName(pid int, id string) string { return proctree.GroupName(pid, id) }

@@ -17,13 +17,13 @@ import (
 	"curfew/fixtures"
 )
 
-func init() { roles["only wards"] = onlyWardsRole }
+func init() { roles["only siblings"] = onlySiblingsRole }
 
-// Whenever OnlyWards says so, nothing is left of what a ward that has died had
+// Whenever OnlySiblings says so, nothing is left of what a sibling that has died had
 // started: this tries to find a moment at which that is wrong, with trees that
-// are never still, while another ward lives, and with so many children that the
+// are never still, while another sibling lives, and with so many children that the
 // list of them does not fit into one read.
-func TestOnlyWards(t *testing.T) {
+func TestOnlySiblings(t *testing.T) {
 	seed := rand.Uint64()
 	if s := os.Getenv("CURFEW_SEED"); s != "" {
 		var err error
@@ -36,13 +36,13 @@ func TestOnlyWards(t *testing.T) {
 	if testing.Short() {
 		rounds = "6"
 	}
-	if s := os.Getenv("CURFEW_WARD_ROUNDS"); s != "" {
+	if s := os.Getenv("CURFEW_SIBLING_ROUNDS"); s != "" {
 		rounds = s
 	}
-	inTree(t, "only wards", t.TempDir(), strconv.FormatUint(seed, 10), rounds)
+	inTree(t, "only siblings", t.TempDir(), strconv.FormatUint(seed, 10), rounds)
 }
 
-func onlyWardsRole(args []string) error {
+func onlySiblingsRole(args []string) error {
 	seed, err := strconv.ParseUint(args[1], 10, 64)
 	if err != nil {
 		return err
@@ -56,17 +56,17 @@ func onlyWardsRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	if h.Tree, err = OpenForWards(); err != nil { // its own threads, and the same children
+	if h.subreaper, err = openWithSiblings(Options{}); err != nil { // its own threads, and the same children
 		return err
 	}
-	if !h.OnlyWards() {
-		return errors.New("without any child: not only wards")
+	if !h.OnlySiblings() {
+		return errors.New("without any child: not only siblings")
 	}
-	other, err := h.ward("sleep", tooLong)
+	other, err := h.sibling("sleep", tooLong)
 	if err != nil {
 		return err
 	}
-	defer h.EndWard(other)
+	defer h.EndSibling(other)
 	asked, yes := 0, 0
 	for i := range rounds {
 		dir := filepath.Join(args[0], strconv.Itoa(i))
@@ -81,7 +81,7 @@ func onlyWardsRole(args []string) error {
 		if i == 0 {
 			what = []string{"wide", "800"} // their list is longer than our buffer
 		}
-		pid, err := h.ward(os.Args[0], fixtures.Args(what[0], probe.Options(), what[1:]...)...)
+		pid, err := h.sibling(os.Args[0], fixtures.Args(what[0], probe.Options(), what[1:]...)...)
 		if err != nil {
 			return err
 		}
@@ -95,20 +95,20 @@ func onlyWardsRole(args []string) error {
 		} else {
 			time.Sleep(time.Duration(random.IntN(30)) * time.Millisecond)
 		}
-		h.EndWard(pid)
+		h.EndSibling(pid)
 		for end := time.Now().Add(patience); ; {
 			if time.Now().After(end) {
-				return fmt.Errorf("%v: there are more than wards after %v", what, patience)
+				return fmt.Errorf("%v: there are more than siblings after %v", what, patience)
 			}
 			h.Collect(true)
-			if h.isWard(pid) { // its exit is seen by reaping
-				_, _ = h.Reap()
+			if h.isSibling(pid) { // its exit is seen by reaping
+				_ = h.Reap()
 				continue
 			}
 			asked++
-			if h.OnlyWards() {
+			if h.OnlySiblings() {
 				if eof, err := probe.FIFOEOF(0); !eof && !errors.Is(err, fixtures.ErrNoWriter) {
-					return fmt.Errorf("%v: only wards are there, and somebody holds the FIFO: %v, %w", what, eof, err)
+					return fmt.Errorf("%v: only siblings are there, and somebody holds the FIFO: %v, %w", what, eof, err)
 				}
 				yes++
 				break
@@ -116,21 +116,21 @@ func onlyWardsRole(args []string) error {
 			// Who looks so often would see it if it could be seen.
 			h.Strike(random.IntN(2) == 0)
 			asked++
-			if h.OnlyWards() {
+			if h.OnlySiblings() {
 				return fmt.Errorf("%v: nothing was reaped, and those that were there are not any more", what)
 			}
-			_, _ = h.Reap()
+			_ = h.Reap()
 		}
 		if err := probe.Close(); err != nil {
 			return err
 		}
 	}
-	fmt.Printf("asked %d times, %d times only wards\n", asked, yes)
+	fmt.Printf("asked %d times, %d times only siblings\n", asked, yes)
 	return nil
 }
 
-// ward starts a ward.
-func (h *held) ward(name string, args ...string) (int, error) {
+// sibling starts a sibling.
+func (h *held) sibling(name string, args ...string) (int, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return 0, err
@@ -140,17 +140,17 @@ func (h *held) ward(name string, args ...string) (int, error) {
 		return 0, err
 	}
 	defer unix.Close(dir)
-	h.Start(&Spec{Path: path, Argv: append([]string{name}, args...), Env: os.Environ(), Dir: dir, Files: []int{dir, 1, 2}, Ward: true})
+	h.Start(&Spec{Path: path, Argv: append([]string{name}, args...), Env: os.Environ(), Dir: dir, Files: []int{dir, 1, 2}, Sibling: true})
 	for end := time.Now().Add(patience); time.Now().Before(end); {
-		if h.OnlyWards() {
-			return 0, errors.New("only wards, while one is being started")
+		if h.OnlySiblings() {
+			return 0, errors.New("only siblings, while one is being started")
 		}
 		ev := h.Collect(true)
 		switch {
 		case ev.StartErr != nil:
 			return 0, ev.StartErr
 		case ev.StartDone:
-			return ev.Ward, nil
+			return ev.PID, nil
 		}
 		fds := []unix.PollFd{{Fd: int32(h.FD()), Events: unix.POLLIN}}
 		_, _ = unix.Poll(fds, 100)

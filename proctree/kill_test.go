@@ -1,36 +1,31 @@
-//go:build linux || darwin
-
-package supervisor
+package proctree
 
 import (
 	"testing"
 	"time"
-
-	"curfew/proctree"
 )
 
 // bombTree is a model of a bomb at its task limit: each of its processes that has not
 // been struck takes a place as soon as there is one, below itself. A look below misses
 // some, who are just falling to us.
 type bombTree struct {
-	tree
 	below int // processes that were not struck, all below our own children
 	dead  int
 	reaps int
 	early int // reaps while somebody was there who had not been struck
 }
 
-func (b *bombTree) Strike(below bool) int {
+func (b *bombTree) Strike(below bool) Struck {
 	if !below {
-		return 0
+		return Struck{}
 	}
 	n := b.below - b.below/10
 	b.below -= n
 	b.dead += n
-	return n
+	return Struck{Fresh: n}
 }
 
-func (b *bombTree) Reap() (int, proctree.Event) {
+func (b *bombTree) Reap() Event {
 	n := b.dead
 	b.dead = 0
 	b.reaps++
@@ -38,20 +33,16 @@ func (b *bombTree) Reap() (int, proctree.Event) {
 		b.early++
 		b.below += n // all the room that there is
 	}
-	return n, proctree.Event{Empty: b.below == 0}
+	return Event{Died: n, Empty: b.below == 0}
 }
 
 // A crowd is struck, all of it, before anybody in it is reaped.
 func TestCrowdIsStruckFirst(t *testing.T) {
 	b := &bombTree{below: 1900}
-	var k killer
+	var k KillPhase
 	now, over := time.Now(), false
 	for range 50 {
-		k.strike(b, now, killMax, func(ev proctree.Event) bool {
-			over = ev.Empty
-			return !over
-		}, func() bool { return false })
-		if over {
+		if over = k.Step(b, now, Quickly).Empty; over {
 			break
 		}
 		now = now.Add(time.Second) // that much later it is struck again
