@@ -170,13 +170,15 @@ func TestAnotherGreets(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h := newHelper("stub", pair[0])
+			h := &Client{}
+			stub(&h.helper, pair[0])
 			other, err := wire.Socketpair()
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer closeAll(other[1:])
-			h.guard = &guardClient{Client: newHelper("stub", other[0])}
+			h.guard = &guardClient{}
+			stub(&h.guard.helper, other[0])
 			defer h.guard.conn.Close()
 			h.guard.pid = self
 			h.guard.conn.SetPeer(self)
@@ -258,11 +260,11 @@ func TestSuspendedIsAboutTheHelper(t *testing.T) {
 	}
 	defer other.Wait()
 	defer other.Process.Kill()
-	h := &Client{pidfd: pidfd(t, dead.Process.Pid), pid: other.Process.Pid}
+	h := &process{pidfd: pidfd(t, dead.Process.Pid), pid: other.Process.Pid}
 	if err := errors.Join(dead.Wait(), other.Process.Signal(syscall.SIGSTOP)); err != nil {
 		t.Fatal(err)
 	}
-	of := &Client{pidfd: pidfd(t, other.Process.Pid), pid: other.Process.Pid}
+	of := &process{pidfd: pidfd(t, other.Process.Pid), pid: other.Process.Pid}
 	for end := time.Now().Add(patience); !of.Suspended(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the other one is not suspended")

@@ -212,7 +212,8 @@ func FuzzHelper(f *testing.F) {
 			utter(pair[1], int(w.Fd()), said)
 			w.Close()
 		}()
-		h := newHelper("stub", pair[0])
+		h := &Client{}
+		stub(&h.helper, pair[0])
 		listenToHelper(t, h)
 		// Nobody is asked to close it: it is all that keeps the helper.
 		if !h.Close(0) {
@@ -223,6 +224,11 @@ func FuzzHelper(f *testing.F) {
 			t.Errorf("%d bytes, %v: a descriptor that the helper sent is still open", n, err)
 		}
 	})
+}
+
+// stub makes h the end of a helper that is no process.
+func stub(h *helper, socket int) {
+	h.exe, h.pidfd, h.conn = "stub", -1, wire.NewCallerConn(socket)
 }
 
 // listenToHelper does with a helper what its caller does, and checks what
@@ -311,7 +317,9 @@ func FuzzSwept(f *testing.F) {
 			}
 			utter(files[0], int(w.Fd()), said)
 		}()
-		h := &Client{id: wire.NewID(), pid: 4711, guard: &guardClient{Client: newHelper("stub", pair[0])}}
+		h := &Client{id: wire.NewID()}
+		h.pid, h.guard = 4711, &guardClient{}
+		stub(&h.guard.helper, pair[0])
 		swept, err := h.Swept(time.Now().Add(patience))
 		if (swept == nil) == (err == nil) {
 			t.Errorf("answer %+v and error %v", swept, err)

@@ -300,7 +300,7 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := os.NewFile(uintptr(copySocket(t, h)), "")
+	f := os.NewFile(uintptr(copySocket(t, &h.helper)), "")
 	c, err := net.FileConn(f)
 	f.Close()
 	if err != nil {
@@ -323,7 +323,7 @@ func rawHelper(t *testing.T) (*net.UnixConn, int) {
 }
 
 // copySocket returns another descriptor of our end of a helper's socket.
-func copySocket(t *testing.T, h *Client) (fd int) {
+func copySocket(t *testing.T, h *helper) (fd int) {
 	t.Helper()
 	var err error
 	if closed := h.conn.Control(func(socket int) { fd, err = unix.FcntlInt(uintptr(socket), unix.F_DUPFD_CLOEXEC, 0) }); closed != nil || err != nil {
@@ -583,7 +583,7 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 				t.Fatal(err)
 			}
 			// As long as somebody holds the other end of its socket it does not end.
-			copied := copySocket(t, h)
+			copied := copySocket(t, &h.helper)
 			left := 0
 			if before {
 				p.Discard(h)

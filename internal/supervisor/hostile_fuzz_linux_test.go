@@ -95,7 +95,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 		return err
 	}
 	defer sent.Close()
-	conn := copySocket(t, h)
+	conn := copySocket(t, &h.helper)
 	defer unix.Close(conn)
 	if err := h.greet(t.Context()); err != nil {
 		return err
@@ -174,7 +174,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn := copySocket(t, g.Client)
+		conn := copySocket(t, &g.helper)
 		caller := &hostile{t: t, conn: conn, w: int(w.Fd()), patience: 2000}
 		caller.play(&script{input})
 		_ = unix.Shutdown(conn, unix.SHUT_WR)

@@ -36,12 +36,12 @@ type Pool struct {
 	mu       sync.Mutex
 	guards   []*guardClient
 	idle     []*Client // the one used last is last
-	straying []*Client // let go of and not ended yet
+	straying []*helper // let go of and not ended yet
 	timer    *time.Timer
 	closed   bool
 
-	serving map[*Client]bool // supervisors that Get has given out
-	watch   *time.Timer      // of lookAfter, as long as there is one
+	serving map[*helper]bool // supervisors that Get has given out
+	watch   *time.Timer      // runs wakeHelpers, while there are such
 }
 
 // Defaults of a Pool.
@@ -73,161 +73,126 @@ const closeLimit = 10 * time.Second
 // One that is to leave processes behind is alone: its parent is no guard, which
 // would end what was to be left.
 func (p *Pool) Get(ctx context.Context, alone bool) (*Client, error) {
-	h, err := p.get(ctx, alone)
+	c, err := p.get(ctx, alone)
 	if err == nil {
-		p.giveOut(h)
+		p.giveOut(c)
 	}
-	return h, err
+	return c, err
 }
 
-// watchEvery is how often helpers are looked after that nobody else looks after.
-const watchEvery = time.Second
-
-func (p *Pool) giveOut(h *Client) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.serving == nil {
-		p.serving = map[*Client]bool{}
-	}
-	p.serving[h] = true
-	if p.watch == nil {
-		p.watch = time.AfterFunc(watchEvery, p.lookAfter)
-	}
-}
-
-// takenBack notes that h serves no more. p.mu is held.
-func (p *Pool) takenBack(h *Client) {
-	delete(p.serving, h)
-	if len(p.serving) == 0 && p.watch != nil {
-		p.watch.Stop()
-		p.watch = nil
-	}
-}
-
-// lookAfter resumes guards that somebody has suspended, and supervisors without a guard.
-// A guard does that for its supervisors. Who is not resumed sees neither the exit of a
-// CLI nor a timeout.
-func (p *Pool) lookAfter() {
-	p.mu.Lock()
-	watched := map[*Client]bool{}
-	for h := range p.serving {
-		if h.guard != nil {
-			h = h.guard.Client
-		}
-		watched[h] = true
-	}
-	p.mu.Unlock()
-	for h := range watched {
-		if h.Suspended() {
-			_ = h.resume() // one that has ended is not suspended
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.watch != nil {
-		p.watch.Reset(watchEvery)
-	}
-}
-
+// get is Get but for the bookkeeping.
 func (p *Pool) get(ctx context.Context, alone bool) (*Client, error) {
 	began := time.Now()
 	for tries := 0; ; tries++ {
-		h, fresh, now, err := p.takeOrSpawn(ctx, alone)
-		if err != nil {
-			if errors.Is(err, errGuardChanged) && tries < guardTries && ctx.Err() == nil {
-				continue
+		c, how, err := p.takeOrSpawn(ctx, alone)
+		switch {
+		case err != nil:
+			if !errors.Is(err, errGuardChanged) || tries >= guardTries || ctx.Err() != nil {
+				return nil, err
 			}
-			return nil, err
-		}
-		if h.greeted {
-			if h.awaitReady(ctx) {
-				return h, nil
+		case how.idle:
+			if c.awaitReady(ctx) {
+				return c, nil
 			}
-			p.letGo(h)
+			p.letGo(&c.helper)
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
 			tries = -1 // one that has ended meanwhile; each is met once
-			continue
-		}
-		err = h.greet(ctx)
-		if err == nil && h.known && now != nil {
-			if what := now.Differs(&h.state); what != "" {
-				err = fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
+		default:
+			if err = c.greetIn(ctx, how.now); err == nil {
+				return c, nil
 			}
-		}
-		if err != nil {
-			guard := h.guard
-			h.Kill()
-			p.letGo(h)
-			// A start that was given up at once says nothing against the guard.
-			if guard != nil && (ctx.Err() == nil || time.Since(began) > dismissAfter) {
-				p.dismiss(guard)
-			}
+			p.refused(ctx, c, began)
 			// A guard that is older can have been changed, or be gone.
-			if ctx.Err() == nil && !fresh && tries == 0 {
-				continue
+			if ctx.Err() != nil || how.fresh || tries > 0 {
+				return nil, err
 			}
-			return nil, err
 		}
-		h.known = h.known && now != nil
-		return h, nil
 	}
 }
 
-// dismissAfter is how long a start must have taken, when it is given up, for its
-// guard to be suspected of not starting anything any more. An idle machine takes
-// 20 ms.
+// greetIn greets a helper that was started from a thread in the state now, nil if that could
+// not be read, and compares.
+func (h *helper) greetIn(ctx context.Context, now *State) error {
+	if err := h.greet(ctx); err != nil {
+		return err
+	}
+	if h.origin.known && now != nil {
+		if what := now.Differs(&h.origin.state); what != "" {
+			return fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
+		}
+	}
+	h.origin.known = h.origin.known && now != nil
+	return nil
+}
+
+// dismissAfter is how long a start must have taken, when it is given up, for its guard to be
+// suspected of not starting anything any more. An idle machine takes 20 ms.
 const dismissAfter = 2 * time.Second
 
-// errGuardChanged means that a guard is not what it was when it was started. One
-// can be dismissed in the moment in which another invocation is about to ask it,
-// also a fresh one.
+// refused ends a supervisor whose greeting failed, and dismisses its guard. A start that was
+// given up at once says nothing against the guard.
+func (p *Pool) refused(ctx context.Context, c *Client, began time.Time) {
+	c.Kill()
+	p.letGo(&c.helper)
+	if c.guard != nil && (ctx.Err() == nil || time.Since(began) > dismissAfter) {
+		p.dismiss(c.guard)
+	}
+}
+
+// errGuardChanged means that a guard is not what it was when it was started. A guard can be
+// dismissed in the moment in which another invocation is about to ask it, also a fresh one.
 var errGuardChanged = errors.New("supervisor: the guard has changed")
 
 // guardTries is how often another guard is taken instead.
 const guardTries = 20
 
-// takeOrSpawn does what depends on the calling thread. fresh reports that the
-// guard was started for it. The state is nil where it cannot be read: then no
-// helper is used twice.
-func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (h *Client, fresh bool, now *State, err error) {
+// obtained is how takeOrSpawn got a supervisor.
+type obtained struct {
+	idle  bool   // it has served before
+	fresh bool   // its guard, if any, was started for it
+	now   *State // of the calling thread; nil where it cannot be read: then no helper is used twice
+}
+
+// takeOrSpawn does what depends on the calling thread.
+func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (c *Client, how obtained, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	state, err := readState(0)
-	if err == nil {
-		now = &state
+	if state, err := readState(0); err == nil {
+		how.now = &state
 	}
 	noFile := noFileLimit()
-	if now != nil && !alone {
-		if h := p.take(now, noFile); h != nil {
-			return h, false, now, nil
+	if !alone {
+		if c := p.take(how.now, noFile); c != nil {
+			how.idle = true
+			return c, how, nil
 		}
 	}
+	how.fresh = true
 	if p.Executable == "" && slices.Contains([]string{"c-shared", "c-archive", "plugin"}, p.BuildMode) {
-		return nil, true, now, notOurs("this is a " + p.BuildMode + " library")
+		return nil, how, notOurs("this is a " + p.BuildMode + " library")
 	}
 	if alone || tracking() {
-		if h, err = spawn(p.Executable, p.journal()); err == nil {
-			h.alone = alone
+		if c, err = spawn(p.Executable, p.journal()); err == nil {
+			c.alone = alone
 		}
-		return h, true, now, err
+		return c, how, err
 	}
-	g, fresh, err := p.guard(ctx, now, noFile)
-	if err != nil {
-		return nil, fresh, now, err
+	g, fresh, err := p.guard(ctx, how.now, noFile)
+	if how.fresh = fresh; err != nil {
+		return nil, how, err
 	}
-	h, err = g.spawn()
-	if err != nil {
+	if c, err = g.spawn(); err != nil {
 		p.release(g)
 		p.dismiss(g)
 		err = fmt.Errorf("%w: %w", errGuardChanged, err)
 	}
-	return h, fresh, now, err
+	return c, how, err
 }
 
-// guard returns a guard in the given state, which it starts if there is none.
-// The guard counts a helper more from then on.
+// guard returns a guard in the state now, which it starts if there is none. The guard counts
+// a supervisor more from then on.
 func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *guardClient, fresh bool, err error) {
 	p.once.Do(func() { p.start = make(chan struct{}, 1) })
 	select {
@@ -236,108 +201,142 @@ func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *guardCl
 	case <-ctx.Done():
 		return nil, false, context.Cause(ctx)
 	}
-	p.mu.Lock()
-	for _, g := range p.guards {
-		if now != nil && g.known && g.state == *now && g.noFile == noFile && !g.dismissed && g.alive() {
-			g.helpers++
-			p.mu.Unlock()
-			return g, false, nil
-		}
+	if g := p.findGuard(now, noFile); g != nil {
+		return g, false, nil
 	}
-	p.mu.Unlock()
 	if g, err = spawnGuard(p.Executable, p.journal()); err != nil {
 		return nil, true, err
 	}
-	if err = g.greet(ctx); err == nil && g.known && now != nil {
-		if what := now.Differs(&g.state); what != "" {
-			err = fmt.Errorf("%w: the CLI would not inherit what it should: %s", errRefused, what)
-		}
-	}
-	if err != nil {
+	if err = g.greetIn(ctx, now); err != nil {
 		g.Kill()
-		p.letGo(g.Client)
+		p.letGo(&g.helper)
 		return nil, true, err
 	}
-	g.known = g.known && now != nil
-	g.helpers = 1
+	g.supervisors = 1
 	p.mu.Lock()
 	p.guards = append(p.guards, g)
 	p.mu.Unlock()
 	return g, true, nil
 }
 
-// release counts a helper less for its guard.
-func (p *Pool) release(g *guardClient) {
-	p.mu.Lock()
-	g.helpers--
-	p.mu.Unlock()
-}
-
-// dismiss has the guard start no more supervisors. Whoever has one of it needs the
-// guard still, which is to tell what it has proven should that one be lost: it is
-// let go of after the last.
-func (p *Pool) dismiss(g *guardClient) {
-	p.mu.Lock()
-	g.dismissed = true
-	needed := g.helpers > 0 && g.alive()
-	if !needed {
-		p.guards = slices.DeleteFunc(p.guards, func(other *guardClient) bool { return other == g })
-	}
-	p.mu.Unlock()
-	if !needed {
-		p.letGo(g.Client)
-	}
-}
-
-// take takes the supervisor used last that fits. Those that do not fit end when
-// their time is over: another thread may be what they fit.
-func (p *Pool) take(now *State, noFile uint64) *Client {
+func (p *Pool) findGuard(now *State, noFile uint64) *guardClient {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := len(p.idle) - 1; i >= 0; i-- {
-		h := p.idle[i]
-		if h.state == *now && h.noFile == noFile && (h.guard == nil || !h.guard.dismissed && h.guard.alive()) {
-			p.idle = append(p.idle[:i], p.idle[i+1:]...)
-			return h
+	for _, g := range p.guards {
+		if g.origin.fits(now, noFile) && g.usable() {
+			g.supervisors++
+			return g
 		}
 	}
 	return nil
 }
 
-// awaitReady waits for the supervisor to have made itself ready, which it does
-// while the caller does something else.
-func (h *Client) awaitReady(ctx context.Context) bool {
-	if h.ready {
-		return !h.Pending() // it says nothing unasked
+// release counts a supervisor less for its guard.
+func (p *Pool) release(g *guardClient) {
+	p.mu.Lock()
+	g.supervisors--
+	p.mu.Unlock()
+}
+
+// dismiss makes the guard start no more supervisors. It is let go of after the last of those
+// that it has: should one of them be lost, the guard is to answer for it.
+func (p *Pool) dismiss(g *guardClient) {
+	p.mu.Lock()
+	g.dismissed = true
+	needed := g.needed()
+	if !needed {
+		p.guards = slices.DeleteFunc(p.guards, func(other *guardClient) bool { return other == g })
 	}
-	h.conn.SetReadDeadline(time.Now().Add(reapLimit))
-	stop := context.AfterFunc(ctx, func() { h.conn.SetReadDeadline(time.Unix(1, 0)) })
-	m, err := h.read()
-	if !stop() {
-		return false
+	p.mu.Unlock()
+	if !needed {
+		p.letGo(&g.helper)
 	}
-	h.conn.SetReadDeadline(time.Time{})
-	h.ready = err == nil && m.Ready != nil
-	// One that was killed while it was idle had said that it is ready before.
-	return h.ready && !h.Pending()
+}
+
+// usable reports whether supervisors of the guard can be given out. p.mu is held.
+func (g *guardClient) usable() bool { return !g.dismissed && g.alive() }
+
+// needed reports whether the guard has to stay for its supervisors. p.mu is held.
+func (g *guardClient) needed() bool { return g.supervisors > 0 && g.alive() }
+
+// take takes the idle supervisor that fits and was used last. The others stay until they
+// expire: they may match another thread.
+func (p *Pool) take(now *State, noFile uint64) *Client {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, c := range slices.Backward(p.idle) {
+		if c.origin.fits(now, noFile) && (c.guard == nil || c.guard.usable()) {
+			p.idle = slices.Delete(p.idle, i, i+1)
+			return c
+		}
+	}
+	return nil
+}
+
+// giveOut notes that c serves.
+func (p *Pool) giveOut(c *Client) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.serving == nil {
+		p.serving = map[*helper]bool{}
+	}
+	p.serving[&c.helper] = true
+	if p.watch == nil {
+		p.watch = time.AfterFunc(watchEvery, p.wakeHelpers)
+	}
+}
+
+// takeBack notes that h serves no more. p.mu is held.
+func (p *Pool) takeBack(h *helper) {
+	delete(p.serving, h)
+	if len(p.serving) == 0 && p.watch != nil {
+		p.watch.Stop()
+		p.watch = nil
+	}
+}
+
+// watchEvery is how often helpers are looked at that no guard looks after.
+const watchEvery = time.Second
+
+// wakeHelpers resumes guards that are suspended, and supervisors without a guard. A guard
+// does that for its supervisors. A suspended helper sees neither the exit of a CLI nor a
+// timeout.
+func (p *Pool) wakeHelpers() {
+	p.mu.Lock()
+	watched := map[*helper]bool{}
+	for h := range p.serving {
+		if h.guard != nil {
+			h = &h.guard.helper
+		}
+		watched[h] = true
+	}
+	p.mu.Unlock()
+	for h := range watched {
+		_, _ = h.wake() // one that has ended is not suspended
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.watch != nil {
+		p.watch.Reset(watchEvery)
+	}
 }
 
 // Put gives a supervisor back after its Done with an empty tree.
-func (p *Pool) Put(h *Client) {
+func (p *Pool) Put(c *Client) {
 	p.mu.Lock()
-	p.takenBack(h)
+	p.takeBack(&c.helper)
 	most := p.MaxIdle
 	if most == 0 {
 		most = DefaultMaxIdle
 	}
-	if p.closed || !h.known || h.alone || len(p.idle) >= most {
+	if p.closed || !c.origin.known || c.alone || len(p.idle) >= most {
 		p.mu.Unlock()
-		p.letGo(h)
+		p.letGo(&c.helper)
 		return
 	}
-	h.expires = time.Now().Add(p.idleTime())
-	p.idle = append(p.idle, h)
-	p.wakeIn(p.idleTime())
+	c.expires = time.Now().Add(p.idleTime())
+	p.idle = append(p.idle, c)
+	p.expireIn(p.idleTime())
 	p.mu.Unlock()
 }
 
@@ -348,84 +347,84 @@ func (p *Pool) idleTime() time.Duration {
 	return p.IdleTime
 }
 
-// wakeIn has expire run, if it is not going to anyway and there is something for
-// it to do. p.mu is held.
-func (p *Pool) wakeIn(d time.Duration) {
+// Discard lets go of a supervisor that is not to be used again: lost, or busy with survivors.
+func (p *Pool) Discard(c *Client) { p.letGo(&c.helper) }
+
+func (p *Pool) letGo(h *helper) {
+	ended := h.Close(0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.takeBack(h)
+	p.noteClosed(h, ended)
+	p.expireIn(min(reapLimit, p.idleTime()))
+}
+
+// noteClosed notes what has become of a helper that was closed. A supervisor that has not
+// ended keeps its guard, which knows what becomes of its tree. p.mu is held.
+func (p *Pool) noteClosed(h *helper, ended bool) {
+	switch {
+	case !ended:
+		p.straying = append(p.straying, h)
+	case h.guard != nil:
+		h.guard.supervisors--
+	}
+}
+
+// expireIn makes expire run after d, if it is not going to run anyway and has something to
+// do. p.mu is held.
+func (p *Pool) expireIn(d time.Duration) {
 	if p.timer == nil && (!p.closed || len(p.straying) > 0) {
 		p.timer = time.AfterFunc(d, p.expire)
 	}
 }
 
-// Discard lets go of a supervisor that is not to be used again: lost, or busy
-// with survivors.
-func (p *Pool) Discard(h *Client) { p.letGo(h) }
-
-func (p *Pool) letGo(h *Client) {
-	gone := h.Close(0)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.takenBack(h)
-	p.note(h, gone)
-	p.wakeIn(min(reapLimit, p.idleTime()))
-}
-
-// note notes what has become of a helper that was closed. One that has not
-// ended keeps its guard, which knows what becomes of the rest. p.mu is held.
-func (p *Pool) note(h *Client, gone bool) {
-	switch {
-	case !gone:
-		p.straying = append(p.straying, h)
-	case h.guard != nil:
-		h.guard.helpers--
-	}
-}
-
-// expire ends what was idle too long, guards without supervisors too, and reaps
-// what has ended.
+// expire ends what was idle too long, and guards without supervisors, and reaps what has
+// ended.
 func (p *Pool) expire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer = nil
 	now := time.Now()
-	p.idle = slices.DeleteFunc(p.idle, func(h *Client) bool {
-		if now.Before(h.expires) {
+	p.idle = slices.DeleteFunc(p.idle, func(c *Client) bool {
+		if now.Before(c.expires) {
 			return false
 		}
-		p.note(h, h.Close(0))
+		p.noteClosed(&c.helper, c.Close(0))
 		return true
 	})
 	straying := p.straying
 	p.straying = nil
 	for _, h := range straying {
-		p.note(h, h.Close(0))
+		p.noteClosed(h, h.Close(0))
 	}
 	p.guards = slices.DeleteFunc(p.guards, func(g *guardClient) bool {
-		if g.helpers > 0 && g.alive() {
+		if g.needed() {
 			return false
 		}
-		if !g.Close(0) {
-			p.straying = append(p.straying, g.Client)
-		}
+		p.noteClosed(&g.helper, g.Close(0))
 		return true
 	})
 	switch {
 	case len(p.straying) > 0:
-		p.wakeIn(reapLimit)
+		p.expireIn(reapLimit)
 	case len(p.idle) > 0:
-		p.wakeIn(max(time.Until(p.idle[0].expires), time.Millisecond))
+		p.expireIn(max(time.Until(p.idle[0].expires), time.Millisecond))
 	}
 }
 
-// Close ends every idle helper and waits for it, bounded. Helpers that are in
-// use are let go of when they come back. It reports how many helpers are still
-// there: they are busy with survivors, or late. They are reaped when they end. Those
-// that stay for what they have left alive are not counted.
+// Close ends every idle helper and waits for it, bounded. Helpers that are in use are let go
+// of when they come back. It reports how many helpers are still there: they are busy with
+// survivors, or late. They are reaped when they end. Those that stay for what they have left
+// alive are not counted.
 func (p *Pool) Close() int {
 	p.mu.Lock()
 	p.closed = true
-	told := p.idle
+	var closing []*helper
+	for _, c := range p.idle {
+		closing = append(closing, &c.helper)
+	}
 	for _, g := range p.guards {
-		told = append(told, g.Client)
+		closing = append(closing, &g.helper)
 	}
 	straying := p.straying
 	p.idle, p.straying, p.guards = nil, nil, nil
@@ -434,32 +433,32 @@ func (p *Pool) Close() int {
 		p.timer = nil
 	}
 	p.mu.Unlock()
-	for _, h := range told {
-		h.Close(0) // tell them all before waiting for one
+	for _, h := range closing {
+		h.Close(0) // all of them before waiting for one
 	}
 	began := time.Now()
-	var draining []*Client
-	straying = slices.DeleteFunc(straying, func(h *Client) bool {
+	var draining []*helper
+	straying = slices.DeleteFunc(straying, func(h *helper) bool {
 		if h.drains && !h.Close(0) {
 			draining = append(draining, h)
 		}
 		return h.drains
 	})
-	left := closeAllUntil(straying, began.Add(reapLimit))
+	left := closeUntil(straying, began.Add(reapLimit))
 	limit := closeLimit
 	if len(left) > 0 {
 		limit = reapLimit // one that has survivors does not end, nor does its guard
 	}
-	left = append(left, closeAllUntil(told, began.Add(limit))...)
+	left = append(left, closeUntil(closing, began.Add(limit))...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.straying = append(append(p.straying, left...), draining...)
-	p.wakeIn(reapLimit)
+	p.expireIn(reapLimit)
 	return len(left)
 }
 
-// closeAllUntil closes helpers and returns those that have not ended by then.
-func closeAllUntil(all []*Client, end time.Time) (left []*Client) {
+// closeUntil closes helpers and returns those that have not ended by then.
+func closeUntil(all []*helper, end time.Time) (left []*helper) {
 	for _, h := range all {
 		if !h.Close(time.Until(end)) {
 			left = append(left, h)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"sync"
 	"syscall"
@@ -79,47 +78,36 @@ func readState(tid int) (State, error) {
 	return s, nil
 }
 
-// parseStatus takes what is in a status file. It is made by the kernel, a line
-// for each name.
+// statusFields are the lines of a status file that are taken as they are.
+var statusFields = map[string]int{
+	"Groups": stGroups, "CapInh": stCapInh, "CapBnd": stCapBnd, "CapAmb": stCapAmb, "NoNewPrivs": stNoNewPrivs,
+	"Seccomp": stSeccomp, "Umask": stUmask, "Cpus_allowed": stCPUs,
+}
+
+// parseStatus takes what is in a status file. It is made by the kernel, a line for each name.
 func (s *State) parseStatus(b []byte) {
 	var mems, filters string
 	for len(b) > 0 {
-		line := b
-		if i := bytes.IndexByte(b, '\n'); i >= 0 {
-			line, b = b[:i], b[i+1:]
-		} else {
-			b = nil
-		}
-		i := bytes.IndexByte(line, ':')
-		if i < 0 {
+		var line []byte
+		line, b, _ = bytes.Cut(b, []byte{'\n'})
+		name, value, ok := bytes.Cut(line, []byte{':'})
+		if !ok {
 			continue
 		}
-		value := bytes.TrimSpace(line[i+1:])
-		switch string(line[:i]) {
+		value = bytes.TrimSpace(value)
+		switch string(name) {
 		case "Uid":
 			s[stUID] = realAndEffective(value)
 		case "Gid":
 			s[stGID] = realAndEffective(value)
-		case "Groups":
-			s[stGroups] = string(value)
-		case "CapInh":
-			s[stCapInh] = string(value)
-		case "CapBnd":
-			s[stCapBnd] = string(value)
-		case "CapAmb":
-			s[stCapAmb] = string(value)
-		case "NoNewPrivs":
-			s[stNoNewPrivs] = string(value)
-		case "Seccomp":
-			s[stSeccomp] = string(value)
 		case "Seccomp_filters":
 			filters = string(value)
-		case "Umask":
-			s[stUmask] = string(value)
-		case "Cpus_allowed":
-			s[stCPUs] = string(value)
 		case "Mems_allowed_list":
 			mems = string(value)
+		default:
+			if field, ok := statusFields[string(name)]; ok {
+				s[field] = string(value)
+			}
 		}
 	}
 	s[stSeccomp] += " " + filters
@@ -299,23 +287,6 @@ var namespaceNames = func() (list []*byte) {
 	}
 	return list
 }()
-
-// privileged reports why the executable at path must not be started as a
-// helper of ourselves: it would get privileges that we do not have.
-func privileged(path string) error {
-	fi, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if fi.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
-		return errors.New("the executable is setuid or setgid")
-	}
-	var buf [64]byte
-	if n, err := unix.Getxattr(path, "security.capability", buf[:]); err == nil && n > 0 {
-		return errors.New("the executable has file capabilities")
-	}
-	return nil
-}
 
 // Ignored reports whether this process ignores sig. The kernel is asked, not
 // os/signal, which loses track when a signal was ignored and reset.

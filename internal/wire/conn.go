@@ -173,38 +173,51 @@ func (c *Conn) Fill() error {
 	if c.buf == nil {
 		c.buf = make([]byte, 8<<10)
 	}
-	var (
-		n, from int
-		files   []int
-		cut     bool
-		failed  error
-	)
+	var got received
+	var failed error
 	err := c.socket.read(func(fd int) bool {
-		n, files, from, cut, failed = receive(fd, c.buf, c.oob)
+		got, failed = receive(fd, c.buf, c.oob)
 		return failed != unix.EAGAIN
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) || err == ErrEmpty {
 		return err // the rest of a message may come
 	}
-	switch {
-	case err != nil:
-	case failed == unix.ECONNRESET || failed == nil && n == 0: // reset if the other end had not read everything
-		if err = io.EOF; len(c.in.buf) > 0 {
-			err = io.ErrUnexpectedEOF
-		}
-	case failed != nil:
-		err = os.NewSyscallError("recvmsg", failed)
-	case c.peer != 0 && from != c.peer || len(c.in.buf) > 0 && from != c.sender:
-		err = ErrOtherSender // no process finishes the message of another one
-	default:
-		c.sender, c.in.cut = from, c.in.cut || cut
-		err, files = c.in.add(c.buf[:n], files), nil
+	if err == nil {
+		err = c.check(got, failed)
+	}
+	if err == nil {
+		c.sender, c.in.cut = got.sender, c.in.cut || got.cut
+		err, got.files = c.in.add(c.buf[:got.n], got.files), nil // they are the inbox's
 	}
 	if err != nil {
-		closeAll(files)
+		closeAll(got.files)
 		c.clear()
 	}
 	return err
+}
+
+// received is what one call has read.
+type received struct {
+	n      int
+	files  []int
+	sender int  // 0 where the socket does not name it
+	cut    bool // some descriptors did not come through
+}
+
+// check returns why what was read, or could not be read, is not a part of a message.
+func (c *Conn) check(got received, failed error) error {
+	switch {
+	case failed == unix.ECONNRESET || failed == nil && got.n == 0: // reset if the other end had not read everything
+		if len(c.in.buf) > 0 {
+			return io.ErrUnexpectedEOF
+		}
+		return io.EOF
+	case failed != nil:
+		return os.NewSyscallError("recvmsg", failed)
+	case c.peer != 0 && got.sender != c.peer || len(c.in.buf) > 0 && got.sender != c.sender:
+		return ErrOtherSender // no process finishes the message of another one
+	}
+	return nil
 }
 
 // Next returns the next whole message of what Fill has read; nil if there is none. raw is
@@ -224,13 +237,13 @@ func (c *Conn) Next() (m *Message, raw []byte, files []int, err error) {
 }
 
 // receive reads bytes and descriptors without waiting. What two processes have sent never
-// comes at once. from is 0 where the socket does not name the sender.
-func receive(fd int, buf, oob []byte) (n int, files []int, from int, cut bool, err error) {
+// comes at once.
+func receive(fd int, buf, oob []byte) (got received, err error) {
 	err = sys.Call(fault.Recvmsg, func() (err error) {
-		n, files, from, cut, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
+		got, err = recvmsg(fd, buf[:fault.Size(fault.Recvmsg, len(buf))], oob)
 		return err
 	})
-	return n, files, from, cut, err
+	return got, err
 }
 
 // rights returns the descriptors that came with a message.

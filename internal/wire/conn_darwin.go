@@ -10,17 +10,18 @@ const sendFlags = unix.MSG_DONTWAIT // and no SIGPIPE: the Go runtime ignores it
 
 // recvmsg reads bytes and descriptors without waiting. Nothing is forked before these are
 // close-on-exec.
-func recvmsg(fd int, b, oob []byte) (n int, files []int, from int, cut bool, err error) {
+func recvmsg(fd int, b, oob []byte) (got received, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT)
+	got.n, got.cut = n, flags&unix.MSG_CTRUNC != 0
 	if err == nil {
-		files, err = rights(oob[:oobn])
+		got.files, err = rights(oob[:oobn])
 	}
-	for _, fd := range files {
+	for _, fd := range got.files {
 		unix.CloseOnExec(fd)
 	}
-	return n, files, 0, flags&unix.MSG_CTRUNC != 0, err
+	return got, err
 }
 
 // nameSenders returns false: a socket does not name senders here.

@@ -9,16 +9,17 @@ import (
 const sendFlags = unix.MSG_NOSIGNAL | unix.MSG_DONTWAIT
 
 // recvmsg reads bytes and descriptors, which are close-on-exec, without waiting.
-func recvmsg(fd int, b, oob []byte) (n int, files []int, from int, cut bool, err error) {
+func recvmsg(fd int, b, oob []byte) (got received, err error) {
 	n, oobn, flags, _, err := unix.Recvmsg(fd, b, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	got.n, got.cut = n, flags&unix.MSG_CTRUNC != 0
 	if err == nil {
-		files, err = rights(oob[:oobn])
-		from = senderOf(oob[:oobn])
+		got.files, err = rights(oob[:oobn])
+		got.sender = senderOf(oob[:oobn])
 	}
-	return n, files, from, flags&unix.MSG_CTRUNC != 0, err
+	return got, err
 }
 
-// nameSenders makes recvmsg return who has sent what, from now on.
+// nameSenders makes recvmsg return the sender from now on, and reports whether it does.
 func nameSenders(socket int) bool {
 	return unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil
 }
