@@ -338,8 +338,8 @@ func (t *tracked) finish(ev *Event) {
 	t.frozen.clear()
 	t.tracker, t.leader = nil, 0
 	ev.Empty = true
-	if len(t.suspects) == 0 {
-		ev.Proof = outcome.ProofScans
+	if ev.Proof = outcome.ProofScans; len(t.suspects) > 0 {
+		ev.Proof = outcome.ProofNone
 	}
 }
 
