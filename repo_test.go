@@ -27,11 +27,11 @@ const module = "curfew"
 
 // layers are the packages that make up the product, from the top down: each
 // imports only what stands after it.
-var layers = []string{"cmd", "adapter", "internal/supervisor", "internal/wire", "proctree", "outcome", "internal/journal", "internal/scratch", "internal/lease", "internal/sys", "internal/fault"}
+var layers = []string{"cmd", "adapter", "internal/supervisor", "internal/wire", "proctree", "internal/verdict", "outcome", "internal/journal", "internal/scratch", "internal/lease", "internal/sys", "internal/fault", "internal/text"}
 
 // helperLayers run in the helper processes. They import little, so that Go's
 // init order reaches them early.
-var helperLayers = []string{"internal/supervisor", "internal/wire", "proctree", "outcome", "internal/journal", "internal/scratch", "internal/lease", "internal/sys", "internal/fault"}
+var helperLayers = []string{"internal/supervisor", "internal/wire", "proctree", "outcome", "internal/journal", "internal/scratch", "internal/lease", "internal/sys", "internal/fault", "internal/text"}
 
 func TestEveryPackageHasAComment(t *testing.T) {
 	documented := map[string]bool{}

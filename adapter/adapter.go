@@ -28,6 +28,7 @@ import (
 
 	"curfew/internal/journal"
 	"curfew/internal/supervisor"
+	"curfew/internal/verdict"
 	"curfew/outcome"
 )
 
@@ -153,7 +154,7 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 func (a *Adapter) Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 	v := newInvocation(a, ctx, c)
 	if !a.register(v) {
-		v.notStarted(outcome.CauseShutdown, outcome.Why{Cause: ErrShutdown})
+		v.notStarted(outcome.CauseShutdown, verdict.Why{Cause: ErrShutdown})
 		return v.outcome, v.outcome.Err
 	}
 	defer a.unregister(v)

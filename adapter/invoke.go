@@ -14,6 +14,7 @@ import (
 
 	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
+	"curfew/internal/verdict"
 	"curfew/internal/wire"
 	"curfew/outcome"
 )
@@ -88,18 +89,18 @@ func (v *invocation) invoke() (outcome.Outcome, error) {
 // order has the CLI started by the helper that it returns, or returns nil and
 // the outcome says why not.
 func (v *invocation) order() *supervisor.Client {
-	refused := func(cause outcome.Cause, why outcome.Why) *supervisor.Client {
+	refused := func(cause outcome.Cause, why verdict.Why) *supervisor.Client {
 		v.closeStreams()
 		v.dropTempDir()
 		v.notStarted(cause, why)
 		return nil
 	}
 	failed := func(op string, err error) *supervisor.Client {
-		return refused(outcome.CauseStartFailed, outcome.Why{Start: &outcome.StartError{Op: op, Path: v.cmd.Path, Err: err}})
+		return refused(outcome.CauseStartFailed, verdict.Why{Start: &outcome.StartError{Op: op, Path: v.cmd.Path, Err: err}})
 	}
 	if v.ctx.Err() != nil {
 		cause, err := v.ctx.why()
-		return refused(cause, outcome.Why{Cause: err})
+		return refused(cause, verdict.Why{Cause: err})
 	}
 	if v.cmd.Kill != nil {
 		go func() {
@@ -112,7 +113,7 @@ func (v *invocation) order() *supervisor.Client {
 	}
 	request, files, err := v.prepare()
 	if err != nil {
-		return refused(outcome.CauseStartFailed, outcome.Why{Start: asStartError(v.cmd.Path, err)})
+		return refused(outcome.CauseStartFailed, verdict.Why{Start: asStartError(v.cmd.Path, err)})
 	}
 	defer files.close()
 
@@ -121,18 +122,18 @@ func (v *invocation) order() *supervisor.Client {
 	helper, err := v.a.pool.Get(ctx, v.cmd.AfterExit == AfterExitLeave)
 	if err != nil {
 		if cause, why := v.stopAsked(ctx); cause != "" {
-			return refused(cause, outcome.Why{Cause: why})
+			return refused(cause, verdict.Why{Cause: why})
 		}
 		return failed("start a supervisor for", err)
 	}
 	if cause, why := v.stopAsked(ctx); cause != "" {
 		v.a.pool.Put(helper)
-		return refused(cause, outcome.Why{Cause: why})
+		return refused(cause, verdict.Why{Cause: why})
 	}
 	v.log("curfew: start")
 	if err := v.enter(helper); err != nil {
 		v.a.pool.Put(helper)
-		return refused(outcome.CauseStartFailed, outcome.Why{Start: err})
+		return refused(outcome.CauseStartFailed, verdict.Why{Start: err})
 	}
 	request.Duties = v.duties()
 	v.limitTimeout(request)
@@ -141,7 +142,7 @@ func (v *invocation) order() *supervisor.Client {
 		helper.Kill()
 		v.a.pool.Discard(helper)
 		if cause, why := v.stopAsked(ctx); cause != "" {
-			return refused(cause, outcome.Why{Cause: why})
+			return refused(cause, verdict.Why{Cause: why})
 		}
 		if errors.Is(err, wire.ErrTooLarge) {
 			return failed(outcome.OpExec, err) // as execve would have said
@@ -307,7 +308,7 @@ func (v *invocation) follow(helper *supervisor.Client) {
 	v.mu.Lock()
 	v.heard = true
 	v.helper.Interrupt(time.Time{})
-	asked, why := v.asked, outcome.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
+	asked, why := v.asked, verdict.Why{Program: v.cmd.Path, Cause: v.why, Timeout: v.cmd.Timeout}
 	v.mu.Unlock()
 	v.settle(helper, told, asked, why)
 }
@@ -357,10 +358,10 @@ func (v *invocation) listen(helper *supervisor.Client) (t told) {
 }
 
 // settle makes the outcome of what was told.
-func (v *invocation) settle(helper *supervisor.Client, t told, asked outcome.Cause, why outcome.Why) {
+func (v *invocation) settle(helper *supervisor.Client, t told, asked outcome.Cause, why verdict.Why) {
 	o := &v.outcome
 	o.ID = v.id
-	f := outcome.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == AfterExitWait, ExecSeen: t.started != nil, Exit: t.exit}
+	f := verdict.Facts{StopCause: asked, SessionStop: v.calm, WaitTree: v.cmd.AfterExit == AfterExitWait, ExecSeen: t.started != nil, Exit: t.exit}
 	if t.started != nil {
 		o.Started = t.started.At
 	}
@@ -652,7 +653,7 @@ func (v *invocation) incomplete(stream string, err error) {
 }
 
 // notStarted ends an invocation of which nothing was executed.
-func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
+func (v *invocation) notStarted(cause outcome.Cause, why verdict.Why) {
 	c := outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}
 	v.outcome.ID = v.id
 	c.TempDirs = v.outcome.Cleanup.TempDirs
@@ -661,7 +662,7 @@ func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
 	}
 	v.outcome.Cleanup = c
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
-	f := outcome.Facts{ExecRuledOut: true, StopCause: cause}
+	f := verdict.Facts{ExecRuledOut: true, StopCause: cause}
 	if cause == outcome.CauseStartFailed {
 		f.StartFailed, f.FailedBeforeRequest = true, true
 	}
@@ -669,13 +670,13 @@ func (v *invocation) notStarted(cause outcome.Cause, why outcome.Why) {
 }
 
 // end decides what it all means.
-func (v *invocation) end(f outcome.Facts, why outcome.Why) {
+func (v *invocation) end(f verdict.Facts, why verdict.Why) {
 	o := &v.outcome
-	o.Status, o.Cause, o.Exit = outcome.Decide(f)
+	o.Status, o.Cause, o.Exit = verdict.Decide(f)
 	o.Ended = time.Now()
 	o.Elapsed = o.Ended.Sub(v.began)
 	why.Incomplete = v.copyErrors
-	o.SetErr(why)
+	o.Err = verdict.Err(o, why)
 	v.delivered()
 	v.log("curfew: end", "status", string(o.Status), "cause", string(o.Cause),
 		"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))

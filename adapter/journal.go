@@ -11,6 +11,7 @@ import (
 	"curfew/internal/journal"
 	"curfew/internal/scratch"
 	"curfew/internal/supervisor"
+	"curfew/internal/verdict"
 	"curfew/internal/wire"
 	"curfew/outcome"
 )
@@ -202,7 +203,7 @@ func recovered(e journal.Entry) (outcome.Outcome, error) {
 		bad = json.Unmarshal(e.End.Report, &done)
 	}
 	o := outcome.Outcome{ID: e.Begin.ID, Usage: done.Usage, Cleanup: done.Cleanup}
-	f := outcome.Facts{
+	f := verdict.Facts{
 		ExecSeen: done.Started, ExecRuledOut: done.NotExecuted, Exit: done.Exit, StopCause: outcome.CauseHostLost,
 		StopBegan: done.StopBegan, SupervisorLost: done.Cleanup.HelperLost, EmptyBeforeStop: !done.StopBegan,
 		ExitBeforeStop: done.Exit != nil && !done.Exit.AfterStop,
@@ -210,7 +211,7 @@ func recovered(e journal.Entry) (outcome.Outcome, error) {
 	if done.StopCause != "" {
 		f.StopCause = done.StopCause
 	}
-	o.Status, o.Cause, o.Exit = outcome.Decide(f)
+	o.Status, o.Cause, o.Exit = verdict.Decide(f)
 	if e.End != nil {
 		o.Ended = e.End.At
 		o.Elapsed = max(o.Ended.Sub(e.Begin.Began), 0)
@@ -220,6 +221,6 @@ func recovered(e journal.Entry) (outcome.Outcome, error) {
 			o.Cleanup.TempDirs = nil // it was removed since; there is one at most
 		}
 	}
-	o.SetErr(outcome.Why{Program: e.Begin.Program})
+	o.Err = verdict.Err(&o, verdict.Why{Program: e.Begin.Program})
 	return o, bad
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/internal/verdict"
 	"curfew/internal/wire"
 	"curfew/outcome"
 )
@@ -89,7 +90,7 @@ func (a *Adapter) Start(ctx context.Context, c Command) (*Session, error) {
 	s := &Session{v: v, up: make(chan struct{}), exited: make(chan struct{}), traffic: time.Now()}
 	v.session = s
 	if !a.register(v) {
-		v.notStarted(outcome.CauseShutdown, outcome.Why{Cause: ErrShutdown})
+		v.notStarted(outcome.CauseShutdown, verdict.Why{Cause: ErrShutdown})
 		return nil, v.outcome.Err
 	}
 	// What the CLI inherits is the calling thread's, so this is not done by

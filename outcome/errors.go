@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
-	"unicode"
+
+	"curfew/internal/text"
 )
 
 var (
@@ -30,7 +30,7 @@ type ExitError struct {
 	Exit    Exit
 }
 
-func (e *ExitError) Error() string { return prefix(e.Program) + e.Exit.String() }
+func (e *ExitError) Error() string { return text.Prefix(e.Program) + e.Exit.String() }
 
 // CopyError says that a Reader or Writer of the caller's failed, so that the CLI did
 // not get all of its input, or the caller did not get all of the output. errors.Is
@@ -40,7 +40,7 @@ type CopyError struct {
 	Err    error
 }
 
-func (e *CopyError) Error() string { return "incomplete " + e.Stream + ": " + line(e.Err.Error()) }
+func (e *CopyError) Error() string { return "incomplete " + e.Stream + ": " + text.Line(e.Err.Error()) }
 
 // Unwrap returns what errors.Is and errors.As find Err's own errors in. They do not find
 // the verdict on another invocation in it, if Err is the error of one.
@@ -71,7 +71,7 @@ type StartError struct {
 func (e *StartError) Error() string {
 	s := "curfew: " + e.Op
 	if e.Path != "" {
-		s += " " + word(e.Path)
+		s += " " + text.Word(e.Path)
 	}
 	what, advice := e.explain(runtime.GOOS)
 	if what != "" {
@@ -93,209 +93,91 @@ func (e *StartError) Unwrap() error { return withoutVerdict(e.Err) }
 // explain returns the cause in words and what the user can do about it on the
 // system goos; either may be empty.
 func (e *StartError) explain(goos string) (what, advice string) {
-	is := func(target error) bool { return errors.Is(e.Err, target) }
-	exec := e.Op == OpExec
-	switch {
-	case e.Err == nil:
+	if e.Err == nil {
 		return "", ""
-
-	case e.Op == OpLookUp && is(fs.ErrNotExist):
-		return "not found in PATH",
-			"give the path of the executable, or add its directory to PATH in the command's environment"
-	case e.Op == OpLookUp && is(fs.ErrPermission):
-		return "found in PATH, but permission denied", "make it executable: chmod +x"
-
-	case e.Op == OpChdir && is(fs.ErrNotExist):
-		return "no such directory", "create the working directory, or name another"
-	case e.Op == OpChdir && is(syscall.ENOTDIR):
-		return "not a directory", "the working directory must be a directory"
-	case e.Op == OpChdir && is(fs.ErrPermission):
-		return "permission denied", "the working directory and those above it must be searchable: chmod +x"
-
-	case exec && e.Interpreter != "" && is(fs.ErrNotExist):
-		what = "its interpreter " + word(e.Interpreter) + " does not exist"
-		if strings.HasSuffix(e.Interpreter, "\r") {
-			return what, "the first line ends in a carriage return: save the file with Unix line ends"
-		}
-		return what, "install it, or correct the first line of the file"
-	case exec && e.Interpreter != "" && is(fs.ErrPermission):
-		return "permission denied for its interpreter " + word(e.Interpreter),
-			"the interpreter must be an executable file"
-	case exec && is(fs.ErrNotExist):
-		return "no such file or directory",
-			"check the path; if the file is there, the interpreter or loader it names is missing"
-	case exec && is(syscall.EACCES):
-		return "permission denied",
-			"make it executable: chmod +x; it must be a file, in searchable directories, on a file system not mounted noexec"
-	case exec && is(syscall.ENOTDIR):
-		return "not a directory", "check the path: a part of it before the last is a file"
-	case is(syscall.ENOEXEC):
-		return "exec format error",
-			"a script needs a first line such as #!/bin/sh; a binary must be built for " + goos + "/" + runtime.GOARCH
-	case is(syscall.E2BIG):
-		limit := ""
-		switch goos {
-		case "linux":
-			limit = "one string may have at most 128 KiB, all together a quarter of the stack limit; "
-		case "darwin":
-			limit = "all together may have at most 1 MiB; "
-		}
-		what = "arguments and environment too long"
-		if e.Err != error(syscall.E2BIG) {
-			// It says which one.
-			what = strings.TrimSuffix(line(e.Err.Error()), ": "+syscall.E2BIG.Error())
-		}
-		return what, limit + "pass large input on stdin or in a file"
-	case is(syscall.ETXTBSY):
-		return "text file busy",
-			"some process has the file open for writing: close it there, or write a new file and rename it into place"
-	case exec && is(syscall.EINVAL):
-		return "invalid argument", "arguments, environment and paths cannot contain a NUL byte"
-	case is(syscall.EAGAIN):
-		return "no more processes allowed", "raise ulimit -u or the pids limit of the cgroup, or run fewer at once"
-	case is(syscall.ENOMEM):
-		return "out of memory", "run fewer at once, or raise the memory limit"
-	case is(syscall.EMFILE), is(syscall.ENFILE):
-		return "too many open files", "raise ulimit -n, or run fewer at once"
 	}
-	// Op and Path are said already.
+	if e.Op == OpExec && e.Interpreter != "" {
+		if what, advice = e.explainInterpreter(); what != "" {
+			return what, advice
+		}
+	}
+	for _, x := range explanations {
+		if (x.op == "" || x.op == e.Op) && errors.Is(e.Err, x.err) {
+			return x.what, strings.ReplaceAll(x.advice, platform, goos+"/"+runtime.GOARCH)
+		}
+	}
+	if errors.Is(e.Err, syscall.E2BIG) {
+		return e.explainTooLong(goos)
+	}
+	// Op and Path are in the message already.
 	err := e.Err
 	if p, ok := err.(*fs.PathError); ok && p.Err != nil {
 		err = p.Err
 	}
-	return line(err.Error()), ""
+	return text.Line(err.Error()), ""
 }
 
-// Why is what SetErr is told besides the outcome. What is zero is not in the
-// error.
-type Why struct {
-	Program string // as the caller named it
-	// Start is why the CLI could not be executed. Used with CauseStartFailed.
-	Start *StartError
-	// Cause is context.Cause of the context whose end was the stop request, or
-	// the error for a shutdown. It has to be read when the request is made: the
-	// context can end later while a stop for another cause is under way. Used
-	// with CauseCanceled, CauseTimeout, CauseShutdown and CauseIdle.
-	Cause error
-	// Detail is what is known besides, for example how the supervisor was
-	// lost. Used with all other causes of a stop.
-	Detail error
-	// Timeout is the span that ran out. Used with CauseTimeout.
-	Timeout time.Duration
-	// Incomplete are the streams that were not copied whole. Not used with StatusNotStarted.
-	Incomplete []*CopyError
+// explanations are in order: the first that fits counts. An empty op stands for all.
+var explanations = []struct {
+	op           string
+	err          error
+	what, advice string
+}{
+	{OpLookUp, fs.ErrNotExist, "not found in PATH",
+		"give the path of the executable, or add its directory to PATH in the command's environment"},
+	{OpLookUp, fs.ErrPermission, "found in PATH, but permission denied", "make it executable: chmod +x"},
+
+	{OpChdir, fs.ErrNotExist, "no such directory", "create the working directory, or name another"},
+	{OpChdir, syscall.ENOTDIR, "not a directory", "the working directory must be a directory"},
+	{OpChdir, fs.ErrPermission, "permission denied", "the working directory and those above it must be searchable: chmod +x"},
+
+	{OpExec, fs.ErrNotExist, "no such file or directory",
+		"check the path; if the file is there, the interpreter or loader it names is missing"},
+	{OpExec, syscall.EACCES, "permission denied",
+		"make it executable: chmod +x; it must be a file, in searchable directories, on a file system not mounted noexec"},
+	{OpExec, syscall.ENOTDIR, "not a directory", "check the path: a part of it before the last is a file"},
+	{OpExec, syscall.EINVAL, "invalid argument", "arguments, environment and paths cannot contain a NUL byte"},
+
+	{"", syscall.ENOEXEC, "exec format error", "a script needs a first line such as #!/bin/sh; a binary must be built for " + platform},
+	{"", syscall.ETXTBSY, "text file busy",
+		"some process has the file open for writing: close it there, or write a new file and rename it into place"},
+	{"", syscall.EAGAIN, "no more processes allowed", "raise ulimit -u or the pids limit of the cgroup, or run fewer at once"},
+	{"", syscall.ENOMEM, "out of memory", "run fewer at once, or raise the memory limit"},
+	{"", syscall.EMFILE, "too many open files", "raise ulimit -n, or run fewer at once"},
+	{"", syscall.ENFILE, "too many open files", "raise ulimit -n, or run fewer at once"},
 }
 
-// SetErr sets o.Err to the error that states what Status, Cause and Exit state:
-//
-//	StatusSucceeded, StatusStopped  nil
-//	StatusFailed                    an *ExitError
-//	StatusNotStarted                ErrNotStarted; a *StartError with CauseStartFailed
-//	StatusUnknown                   ErrUnknown
-//
-// StatusNotStarted and StatusUnknown also hold context.Canceled with CauseCanceled,
-// context.DeadlineExceeded with CauseTimeout, and the cause given in w. All but
-// StatusNotStarted hold a *CopyError for each stream that was not copied whole; with one
-// the error of StatusSucceeded and StatusStopped is not nil.
-// It is for whoever makes the outcome, after Status, Cause and Exit are set
-// as Decide returned them; it panics if they contradict each other.
-func (o *Outcome) SetErr(w Why) {
-	switch o.Status {
-	case StatusSucceeded, StatusStopped:
-		o.Err = nil
-		if len(w.Incomplete) > 0 {
-			text := string(o.Status)
-			if o.Exit != nil {
-				text = o.Exit.String()
-			}
-			o.Err = &statusError{text: prefix(w.Program) + text}
-		}
-	case StatusFailed:
-		if o.Exit == nil {
-			panic("outcome: status failed without an exit")
-		}
-		exit := &ExitError{Program: w.Program, Exit: *o.Exit}
-		o.Err = exit
-		if len(w.Incomplete) > 0 {
-			o.Err = &statusError{text: exit.Error(), errs: []error{exit}}
-		}
-	case StatusNotStarted:
-		if o.Cause == CauseStartFailed {
-			o.Err = startError(w)
-			return
-		}
-		text, errs := w.cause(o.Cause)
-		o.Err = &statusError{
-			text: prefix(w.Program) + ErrNotStarted.Error() + ": " + text,
-			errs: append([]error{ErrNotStarted}, errs...),
-		}
-	case StatusUnknown:
-		text, errs := w.cause(o.Cause)
-		if o.Exit != nil {
-			if o.Exit.AfterStop {
-				text += " (" + o.Exit.String() + " seen after the stop began)"
-			} else {
-				text += " (" + o.Exit.String() + " seen, but the invocation was not over)"
-			}
-		}
-		o.Err = &statusError{
-			text: prefix(w.Program) + ErrUnknown.Error() + ": " + text,
-			errs: append([]error{ErrUnknown}, errs...),
-		}
-	default:
-		panic(fmt.Sprintf("outcome: no such status: %q", o.Status))
+// platform stands for the system and the architecture.
+const platform = "GOOS/GOARCH"
+
+// explainInterpreter is for a file whose first line names an interpreter.
+func (e *StartError) explainInterpreter() (what, advice string) {
+	name := text.Word(e.Interpreter)
+	switch missing := errors.Is(e.Err, fs.ErrNotExist); {
+	case missing && strings.HasSuffix(e.Interpreter, "\r"):
+		return "its interpreter " + name + " does not exist",
+			"the first line ends in a carriage return: save the file with Unix line ends"
+	case missing:
+		return "its interpreter " + name + " does not exist", "install it, or correct the first line of the file"
+	case errors.Is(e.Err, fs.ErrPermission):
+		return "permission denied for its interpreter " + name, "the interpreter must be an executable file"
 	}
-	if e, ok := o.Err.(*statusError); ok && o.Status != StatusNotStarted {
-		for _, c := range w.Incomplete {
-			e.text += "; " + c.Error()
-			e.errs = append(e.errs, c)
-		}
-	}
+	return "", ""
 }
 
-func startError(w Why) *StartError {
-	if w.Start != nil {
-		return w.Start
+func (e *StartError) explainTooLong(goos string) (what, advice string) {
+	what = "arguments and environment too long"
+	if e.Err != error(syscall.E2BIG) { // it names the string
+		what = strings.TrimSuffix(text.Line(e.Err.Error()), ": "+syscall.E2BIG.Error())
 	}
-	return &StartError{Op: "start", Path: w.Program, Err: w.Detail}
-}
-
-// cause says c in words, and as errors to be found by errors.Is.
-func (w Why) cause(c Cause) (string, []error) {
-	var text string
-	var kind error // what errors.Is finds whatever the caller's own cause
-	detail := w.Detail
-	switch c {
-	case CauseCanceled:
-		text, kind, detail = "canceled", context.Canceled, w.Cause
-	case CauseTimeout:
-		text, kind, detail = "timed out", context.DeadlineExceeded, w.Cause
-		if w.Timeout > 0 {
-			text += " after " + w.Timeout.String()
-		}
-	case CauseShutdown:
-		text, detail = "shut down", w.Cause
-	case CauseIdle:
-		text, detail = "idle", w.Cause
-	case CauseOutputLimit:
-		text = "output limit reached"
-	case CauseSupervisorLost:
-		text = "supervisor lost"
-	case CauseHostLost:
-		text = "caller lost"
-	default:
-		text = word(string(c))
+	limit := ""
+	switch goos {
+	case "linux":
+		limit = "one string may have at most 128 KiB, all together a quarter of the stack limit; "
+	case "darwin":
+		limit = "all together may have at most 1 MiB; "
 	}
-	var errs []error
-	if kind != nil {
-		errs = append(errs, kind)
-	}
-	// The bare context error says in other words what text says already.
-	if detail != nil && detail != kind {
-		errs = append(errs, withoutVerdict(detail))
-		text += ": " + line(detail.Error())
-	}
-	return text, errs
+	return what, limit + "pass large input on stdin or in a file"
 }
 
 // foreign is an error that came from outside: the cause of a context, or the error of a
@@ -330,34 +212,25 @@ func (f foreign) As(target any) bool {
 	return errors.As(f.err, target)
 }
 
-// statusError is a text, and what errors.Is and errors.As find behind it.
-type statusError struct {
-	text string
-	errs []error
-}
-
-func (e *statusError) Error() string   { return e.text }
-func (e *statusError) Unwrap() []error { return e.errs }
-
 // recalled returns the error for an outcome that was read from its JSON form:
 // the text as it was, and behind it what Status, Cause and Exit imply. The
 // caller's own cause and the *StartError are not to be had any more.
-func (o *Outcome) recalled(text string) error {
-	e := &statusError{text: text}
+func (o *Outcome) recalled(message string) error {
+	e := &text.Error{Text: message}
 	switch o.Status {
 	case StatusFailed:
-		e.errs = append(e.errs, &ExitError{Exit: *o.Exit})
+		e.Errs = append(e.Errs, &ExitError{Exit: *o.Exit})
 		return e
 	case StatusNotStarted:
-		e.errs = append(e.errs, ErrNotStarted)
+		e.Errs = append(e.Errs, ErrNotStarted)
 	case StatusUnknown:
-		e.errs = append(e.errs, ErrUnknown)
+		e.Errs = append(e.Errs, ErrUnknown)
 	}
 	switch o.Cause {
 	case CauseCanceled:
-		e.errs = append(e.errs, context.Canceled)
+		e.Errs = append(e.Errs, context.Canceled)
 	case CauseTimeout:
-		e.errs = append(e.errs, context.DeadlineExceeded)
+		e.Errs = append(e.Errs, context.DeadlineExceeded)
 	}
 	return e
 }
@@ -372,20 +245,20 @@ type CleanupError struct {
 }
 
 func (e *CleanupError) Error() string {
-	s := prefix(e.Program) + "not shown to be gone"
+	s := text.Prefix(e.Program) + "not shown to be gone"
 	for i, v := range e.Cleanup.Survivors {
 		const enough = 3
 		if i == enough {
 			return s + fmt.Sprintf("; and %d more", len(e.Cleanup.Survivors)-enough)
 		}
-		s += fmt.Sprintf("; process %d (%s) is alive: %s", v.PID, word(v.Name), line(v.Reason))
+		s += fmt.Sprintf("; process %d (%s) is alive: %s", v.PID, text.Word(v.Name), text.Line(v.Reason))
 	}
 	switch c := e.Cleanup; {
 	case c.Result != CleanupUnverified:
 	case c.HelperLost:
 		s += ": those who watched it were lost"
 	case len(c.Suspects) > 0:
-		s += fmt.Sprintf("; process %d (%s) may be of it", c.Suspects[0].PID, word(c.Suspects[0].Name))
+		s += fmt.Sprintf("; process %d (%s) may be of it", c.Suspects[0].PID, text.Word(c.Suspects[0].Name))
 		if more := len(c.Suspects) - 1; more > 0 {
 			s += fmt.Sprintf(", and so may %d more", more)
 		}
@@ -425,36 +298,4 @@ func SignalName(n int) string {
 		return s
 	}
 	return "signal " + strconv.Itoa(n)
-}
-
-func prefix(program string) string {
-	if program == "" {
-		return "curfew: "
-	}
-	return "curfew: " + word(program) + ": "
-}
-
-// word returns s as it can stand in a line: quoted if it is empty, has spaces
-// at its ends, or has anything that does not print.
-func word(s string) string {
-	if s == "" || strings.TrimSpace(s) != s {
-		return strconv.Quote(s)
-	}
-	for _, r := range s {
-		// A byte that is not UTF-8 comes as U+FFFD.
-		if !strconv.IsPrint(r) || r == '\uFFFD' {
-			return strconv.Quote(s)
-		}
-	}
-	return s
-}
-
-// line makes one line of an error's text: errors.Join puts each on its own.
-func line(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return ' '
-		}
-		return r
-	}, strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
 }

@@ -6,7 +6,6 @@ package outcome_test
 // What their values mean is in their documentation.
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,70 +43,13 @@ func Example() {
 	// look there before trying again: timeout
 }
 
-// The deadline passed and SIGTERM was sent; then the CLI exited with 0. It may
-// have cut its work short, so that is no success.
-func ExampleDecide() {
-	status, cause, exit := outcome.Decide(outcome.Facts{
-		ExecSeen:  true,
-		Exit:      &outcome.Exit{Code: 0},
-		StopCause: outcome.CauseTimeout,
-		StopBegan: true,
-	})
-	fmt.Println(status, cause, exit, exit.AfterStop)
-
-	// The same, but the exit was seen before the signal was sent.
-	status, cause, exit = outcome.Decide(outcome.Facts{
-		ExecSeen:       true,
-		Exit:           &outcome.Exit{Code: 0},
-		ExitBeforeStop: true,
-		StopCause:      outcome.CauseTimeout,
-		StopBegan:      true,
-	})
-	fmt.Println(status, cause, exit, exit.AfterStop)
-	// Output:
-	// outcome_unknown timeout exit code 0 true
-	// succeeded exit exit code 0 false
-}
-
-// The supervisor died before it reported that the CLI was executed. Without
-// proof of the contrary it may have been.
-func ExampleFacts() {
-	fmt.Println(outcome.Decide(outcome.Facts{SupervisorLost: true}))
-	fmt.Println(outcome.Decide(outcome.Facts{SupervisorLost: true, ExecRuledOut: true}))
-	// Output:
-	// outcome_unknown supervisor_lost <nil>
-	// not_started supervisor_lost <nil>
-}
-
-func ExampleOutcome_SetErr() {
-	errUser := errors.New("user closed the window")
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(errUser)
-
-	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseCanceled}
-	o.SetErr(outcome.Why{Program: "deploy", Cause: context.Cause(ctx)})
-
-	fmt.Println(o.Err)
-	fmt.Println(errors.Is(o.Err, outcome.ErrUnknown), errors.Is(o.Err, context.Canceled), errors.Is(o.Err, errUser))
-	// Output:
-	// curfew: deploy: outcome unknown: canceled: user closed the window
-	// true true true
-}
-
-// Why has the program's name and the timeout, which an Outcome does not have.
-func ExampleWhy() {
-	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseTimeout}
-	o.SetErr(outcome.Why{Program: "sleep", Timeout: time.Second})
-	fmt.Println(o.Err)
-	fmt.Println(errors.Is(o.Err, context.DeadlineExceeded))
-	// Output:
-	// curfew: sleep: outcome unknown: timed out after 1s
-	// true
-}
-
 func ExampleErrUnknown() {
-	o := outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseSupervisorLost}
-	o.SetErr(outcome.Why{Program: "deploy"})
+	// As adapter.Invoke returns it, or as a report has it.
+	var o outcome.Outcome
+	report := `{"version": 1, "status": "outcome_unknown", "cause": "supervisor_lost", "error": "curfew: deploy: outcome unknown: supervisor lost"}`
+	if err := json.Unmarshal([]byte(report), &o); err != nil {
+		panic(err)
+	}
 	if errors.Is(o.Err, outcome.ErrUnknown) {
 		fmt.Println("not safe to try again:", o.Err)
 	}
@@ -116,8 +58,11 @@ func ExampleErrUnknown() {
 }
 
 func ExampleErrNotStarted() {
-	o := outcome.Outcome{Status: outcome.StatusNotStarted, Cause: outcome.CauseShutdown}
-	o.SetErr(outcome.Why{Program: "deploy"})
+	var o outcome.Outcome
+	report := `{"version": 1, "status": "not_started", "cause": "shutdown", "error": "curfew: deploy: not started: shut down"}`
+	if err := json.Unmarshal([]byte(report), &o); err != nil {
+		panic(err)
+	}
 	if errors.Is(o.Err, outcome.ErrNotStarted) {
 		fmt.Println("safe to try again:", o.Err)
 	}
@@ -184,6 +129,7 @@ func ExampleOutcome_MarshalJSON() {
 	}
 	// Output:
 	// {
+	//   "version": 1,
 	//   "id": "0f3a",
 	//   "status": "succeeded",
 	//   "cause": "exit",
@@ -236,10 +182,10 @@ func ExampleOutcome_MarshalJSON() {
 
 func ExampleOutcome_UnmarshalJSON() {
 	var o outcome.Outcome
-	err := json.Unmarshal([]byte(`{"status": "outcome_unknown", "cause": "host_lost", "elapsed_ms": 2500}`), &o)
+	err := json.Unmarshal([]byte(`{"version": 1, "status": "outcome_unknown", "cause": "host_lost", "elapsed_ms": 2500}`), &o)
 	fmt.Println(o.Status, o.Cause, o.Elapsed, err)
 
-	err = json.Unmarshal([]byte(`{"status": "succeeded", "cause": "exit", "exit": {"code": null, "signal": null}}`), &o)
+	err = json.Unmarshal([]byte(`{"version": 1, "status": "succeeded", "cause": "exit", "exit": {"code": null, "signal": null}}`), &o)
 	fmt.Println(err)
 	// Output:
 	// outcome_unknown host_lost 2.5s <nil>

@@ -2,6 +2,7 @@ package outcome
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -13,10 +14,18 @@ import (
 	"unicode/utf8"
 )
 
-// The JSON form, in the order in which it is written. What can be refused when
-// it is read is raw here, so that the refusal can name the field.
+// JSONVersion is the version of the JSON form, which reports have in the field "version".
+// It changes when a reader of this version would misunderstand a new form, and not when a
+// field is added.
+const JSONVersion = 1
+
+// The JSON form, in the order in which it is written. Reports, the records of the journal
+// and the messages between a caller and its helpers have it. The names of the fields stand
+// here alone: renaming a field of the exported types changes none of them. What can be
+// refused when it is read is raw here, so that the refusal can name the field.
 type (
 	jsonOutcome struct {
+		Version      int          `json:"version"`
 		ID           string       `json:"id"`
 		Status       Status       `json:"status"`
 		Cause        Cause        `json:"cause"`
@@ -69,7 +78,7 @@ type (
 		Survivors  []jsonSurvivor `json:"survivors"`
 		LeftAlive  []jsonProcess  `json:"left_alive"`
 		Suspects   []jsonProcess  `json:"suspects"`
-		TempDirs   []jsonTempDir  `json:"temp_dirs"`
+		TempDirs   []TempDir      `json:"temp_dirs"`
 		Journal    string         `json:"journal_error,omitempty"`
 		ElapsedMS  raw            `json:"elapsed_ms"`
 	}
@@ -94,10 +103,6 @@ type (
 		State  string `json:"state"`
 		Reason string `json:"reason"`
 	}
-	jsonTempDir struct {
-		Path  string `json:"path"`
-		Error string `json:"error"`
-	}
 	raw = json.RawMessage
 )
 
@@ -114,6 +119,7 @@ type (
 func (o Outcome) MarshalJSON() ([]byte, error) {
 	w := writer{}
 	j := jsonOutcome{
+		Version:   JSONVersion,
 		ID:        o.ID,
 		Status:    o.Status,
 		Cause:     o.Cause,
@@ -121,19 +127,15 @@ func (o Outcome) MarshalJSON() ([]byte, error) {
 		Started:   w.time("started", o.Started),
 		Ended:     w.time("ended", o.Ended),
 		ElapsedMS: millis(o.Elapsed),
-		Usage:     jsonUsage{millis(o.Usage.User), millis(o.Usage.System), o.Usage.MaxRSSBytes},
+		Usage:     writeUsage(o.Usage),
 		Cleanup:   w.cleanup(o.Cleanup),
 	}
 	if o.Err != nil {
 		text := o.Err.Error()
 		j.Error = &text
 	}
-	if e := o.Exit; e != nil {
-		j.Exit = &jsonExit{CoreDumped: e.CoreDumped, AfterStop: e.AfterStop}
-		j.Exit.Signal, j.Exit.SignalName = signalFields(e.Signal)
-		if e.Code >= 0 {
-			j.Exit.Code = &e.Code
-		}
+	if o.Exit != nil {
+		j.Exit = writeExit(*o.Exit)
 	}
 	j.Stdout, j.StdoutBase64 = textOrBase64(o.Stdout)
 	j.Stderr, j.StderrBase64 = textOrBase64(o.Stderr)
@@ -141,6 +143,25 @@ func (o Outcome) MarshalJSON() ([]byte, error) {
 		return nil, w.err
 	}
 	return json.Marshal(j)
+}
+
+// MarshalJSON returns the form that the exit has in an Outcome.
+func (e Exit) MarshalJSON() ([]byte, error) { return json.Marshal(writeExit(e)) }
+
+func writeExit(e Exit) *jsonExit {
+	j := &jsonExit{CoreDumped: e.CoreDumped, AfterStop: e.AfterStop}
+	j.Signal, j.SignalName = signalFields(e.Signal)
+	if e.Code >= 0 {
+		j.Code = &e.Code
+	}
+	return j
+}
+
+// MarshalJSON returns the form that the usage has in an Outcome.
+func (u Usage) MarshalJSON() ([]byte, error) { return json.Marshal(writeUsage(u)) }
+
+func writeUsage(u Usage) jsonUsage {
+	return jsonUsage{millis(u.User), millis(u.System), u.MaxRSSBytes}
 }
 
 func writeOutput(o Output) jsonOutput {
@@ -157,6 +178,26 @@ func writeStream(s Stream) jsonStream {
 	return jsonStream{s.Seen, s.Kept, s.Truncated, s.HeadBytes, s.WriteError}
 }
 
+// MarshalJSON returns the form that the cleanup has in an Outcome; a zero one is null.
+func (c Cleanup) MarshalJSON() ([]byte, error) {
+	w := writer{}
+	j := w.cleanup(c)
+	if w.err != nil {
+		return nil, w.err
+	}
+	return json.Marshal(j)
+}
+
+// MarshalJSON returns the form that the process has in the Cleanup of an Outcome.
+func (e Ended) MarshalJSON() ([]byte, error) {
+	w := writer{}
+	j := w.ended("ended", e)
+	if w.err != nil {
+		return nil, w.err
+	}
+	return json.Marshal(j)
+}
+
 // writer keeps the first error.
 type writer struct{ err error }
 
@@ -171,7 +212,7 @@ func (w *writer) cleanup(c Cleanup) *jsonCleanup {
 		Survivors:  make([]jsonSurvivor, 0, len(c.Survivors)),
 		LeftAlive:  w.processes("cleanup.left_alive", c.LeftAlive),
 		Suspects:   w.processes("cleanup.suspects", c.Suspects),
-		TempDirs:   make([]jsonTempDir, 0, len(c.TempDirs)),
+		TempDirs:   append([]TempDir{}, c.TempDirs...),
 		Journal:    c.JournalError,
 		ElapsedMS:  millis(c.Elapsed),
 	}
@@ -180,26 +221,31 @@ func (w *writer) cleanup(c Cleanup) *jsonCleanup {
 		j.Steps = append(j.Steps, jsonStep{s.Name, n, name, millis(s.After)})
 	}
 	for i, e := range c.Ended {
-		n, name := signalFields(e.LastSignal)
-		j.Ended = append(j.Ended, jsonEnded{w.process(at("cleanup.ended", i), e.Process), n, name})
+		j.Ended = append(j.Ended, w.ended(at("cleanup.ended", i), e))
 	}
 	for i, s := range c.Survivors {
 		j.Survivors = append(j.Survivors, jsonSurvivor{w.process(at("cleanup.survivors", i), s.Process), s.State, s.Reason})
 	}
-	for _, t := range c.TempDirs {
-		j.TempDirs = append(j.TempDirs, jsonTempDir(t))
+	if c.isZero() {
+		return nil
 	}
 	if c.Result == "" {
-		if c.Proof == "" && !c.HelperLost && c.EndedMore == 0 && c.Elapsed == 0 && c.JournalError == "" &&
-			len(c.Steps)+len(c.Ended)+len(c.Survivors)+len(c.LeftAlive)+len(c.Suspects)+len(c.TempDirs) == 0 {
-			return nil
-		}
 		j.Result = CleanupUnverified
 	}
 	if c.Proof == "" {
 		j.Proof = ProofNone
 	}
 	return j
+}
+
+func (c Cleanup) isZero() bool {
+	return c.Result == "" && c.Proof == "" && !c.HelperLost && c.EndedMore == 0 && c.Elapsed == 0 && c.JournalError == "" &&
+		len(c.Steps)+len(c.Ended)+len(c.Survivors)+len(c.LeftAlive)+len(c.Suspects)+len(c.TempDirs) == 0
+}
+
+func (w *writer) ended(field string, e Ended) jsonEnded {
+	n, name := signalFields(e.LastSignal)
+	return jsonEnded{w.process(field, e.Process), n, name}
 }
 
 func (w *writer) processes(field string, ps []Process) []jsonProcess {
@@ -263,35 +309,81 @@ func at(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]" }
 // can have had: an unknown status, a success without the exit code 0, output
 // both as text and in base64. The error names the field, and o is then as it
 // was. Fields that it does not know it passes over; of those it knows only
-// status and cause must be there.
+// version, status and cause must be there. It refuses every version but JSONVersion.
 //
 // Err has the text that it had. errors.Is and errors.As find in it what Status
 // and Cause imply, for example ErrUnknown and context.Canceled, and no longer
 // the caller's own cause.
-func (o *Outcome) UnmarshalJSON(data []byte) error {
+func (o *Outcome) UnmarshalJSON(data []byte) error { return read(data, o, "", (*reader).outcome) }
+
+// UnmarshalJSON reads what MarshalJSON wrote, and refuses what no process can have had.
+func (e *Exit) UnmarshalJSON(data []byte) error { return read(data, e, "exit", (*reader).exit) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (u *Usage) UnmarshalJSON(data []byte) error { return read(data, u, "usage", (*reader).usage) }
+
+// UnmarshalJSON reads what MarshalJSON wrote, and refuses what no cleanup can have been.
+func (c *Cleanup) UnmarshalJSON(data []byte) error {
+	return read(data, c, "cleanup", (*reader).cleanup)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (e *Ended) UnmarshalJSON(data []byte) error { return read(data, e, "ended", (*reader).ended) }
+
+// read reads data, the JSON form J of a T at the given field, with convert.
+func read[T, J any](data []byte, into *T, field string, convert func(r *reader, field string, j *J) T) error {
 	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
 		return nil // as is the custom of encoding/json
 	}
-	var j jsonOutcome
+	var j J
 	if err := json.Unmarshal(data, &j); err != nil {
 		var bad *json.UnmarshalTypeError
-		if errors.As(err, &bad) {
-			// encoding/json names the embedded struct too.
-			field := strings.ReplaceAll(bad.Field, "jsonProcess.", "")
-			if field == "" {
-				field = "outcome"
-			}
-			return fmt.Errorf("outcome: read %s: cannot be a JSON %s", field, bad.Value)
+		if !errors.As(err, &bad) {
+			return fmt.Errorf("outcome: read: %w", err)
 		}
-		return fmt.Errorf("outcome: read: %w", err)
+		// encoding/json names the embedded struct too.
+		name := join(field, strings.ReplaceAll(bad.Field, "jsonProcess.", ""))
+		return fmt.Errorf("outcome: read %s: cannot be a JSON %s", cmp.Or(name, "outcome"), bad.Value)
 	}
 	r := reader{}
-	n := Outcome{
+	v := convert(&r, field, &j)
+	if r.err != nil {
+		return r.err
+	}
+	*into = v
+	return nil
+}
+
+// join returns the field name of what is at field, which is "" for the outcome itself.
+func join(field, name string) string {
+	if field == "" || name == "" {
+		return field + name
+	}
+	return field + "." + name
+}
+
+// reader keeps the first error.
+type reader struct{ err error }
+
+func (r *reader) refuse(field, format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("outcome: read "+field+": "+format, args...)
+	}
+}
+
+func (r *reader) outcome(_ string, j *jsonOutcome) Outcome {
+	switch j.Version {
+	case JSONVersion:
+	case 0:
+		r.refuse("version", "missing")
+	default:
+		r.refuse("version", "%d, and only %d is known", j.Version, JSONVersion)
+	}
+	o := Outcome{
 		ID:     j.ID,
-		Status: oneOf(&r, "status", j.Status, StatusNotStarted, StatusSucceeded, StatusFailed, StatusUnknown, StatusStopped),
-		Cause: oneOf(&r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle,
+		Status: oneOf(r, "status", j.Status, StatusNotStarted, StatusSucceeded, StatusFailed, StatusUnknown, StatusStopped),
+		Cause: oneOf(r, "cause", j.Cause, CauseExit, CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle,
 			CauseOutputLimit, CauseSupervisorLost, CauseHostLost, CauseStartFailed),
-		Exit:   r.exit(j.Exit),
 		Stdout: r.bytes("stdout", j.Stdout, j.StdoutBase64),
 		Stderr: r.bytes("stderr", j.Stderr, j.StderrBase64),
 		Output: Output{
@@ -304,73 +396,67 @@ func (o *Outcome) UnmarshalJSON(data []byte) error {
 		Started: r.time("started", j.Started),
 		Ended:   r.time("ended", j.Ended),
 		Elapsed: r.millis("elapsed_ms", j.ElapsedMS),
-		Usage: Usage{
-			User:        r.millis("usage.user_ms", j.Usage.UserMS),
-			System:      r.millis("usage.system_ms", j.Usage.SystemMS),
-			MaxRSSBytes: r.count("usage.max_rss_bytes", j.Usage.MaxRSSBytes),
-		},
+		Usage:   r.usage("usage", &j.Usage),
+	}
+	if j.Exit != nil {
+		e := r.exit("exit", j.Exit)
+		o.Exit = &e
 	}
 	if j.Cleanup != nil {
-		n.Cleanup = r.cleanup(j.Cleanup)
+		o.Cleanup = r.cleanup("cleanup", j.Cleanup)
 	}
 	if r.err == nil {
-		r.consistent(n, j.Error != nil)
+		r.consistent(o, j.Error != nil)
 	}
-	if r.err != nil {
-		return r.err
+	if r.err == nil && j.Error != nil {
+		o.Err = o.recalled(*j.Error)
 	}
-	if j.Error != nil {
-		n.Err = n.recalled(*j.Error)
-	}
-	*o = n
-	return nil
+	return o
 }
 
-// reader keeps the first error.
-type reader struct{ err error }
-
-func (r *reader) refuse(field, format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("outcome: read "+field+": "+format, args...)
-	}
-}
-
-// consistent refuses what Decide never returns.
+// consistent refuses what no invocation can have ended as.
 func (r *reader) consistent(o Outcome, hasError bool) {
-	switch o.Status {
+	refuse := func(field string, value any) { r.refuse(field, "%v, with the status %s", value, o.Status) }
+	switch e := o.Exit; o.Status {
 	case StatusSucceeded, StatusFailed:
 		switch {
 		case o.Cause != CauseExit:
-			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
-		case o.Exit == nil:
-			r.refuse("exit", "missing, with the status %s", o.Status)
-		case o.Exit.AfterStop:
-			r.refuse("exit.after_stop", "true, with the status %s", o.Status)
-		case (o.Exit.Code == 0) != (o.Status == StatusSucceeded):
-			r.refuse("exit.code", "%s, with the status %s", o.Exit, o.Status)
+			refuse("cause", o.Cause)
+		case e == nil:
+			refuse("exit", "missing")
+		case e.AfterStop:
+			refuse("exit.after_stop", true)
+		case (e.Code == 0) != (o.Status == StatusSucceeded):
+			refuse("exit.code", e)
 		}
 	case StatusNotStarted:
-		switch {
-		case o.Cause == CauseExit:
-			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
-		case o.Exit != nil:
-			r.refuse("exit", "%s, with the status %s", o.Exit, o.Status)
+		if e != nil {
+			refuse("exit", e)
 		}
 	case StatusStopped:
-		switch {
-		case o.Cause != CauseCanceled && o.Cause != CauseShutdown && o.Cause != CauseIdle:
-			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
-		case o.Exit == nil:
-			r.refuse("exit", "missing, with the status %s", o.Status)
+		if e == nil {
+			refuse("exit", "missing")
 		}
-	case StatusUnknown:
-		if o.Cause == CauseExit || o.Cause == CauseStartFailed {
-			r.refuse("cause", "%s, with the status %s", o.Cause, o.Status)
-		}
+	}
+	if !o.causeFits() {
+		refuse("cause", o.Cause)
 	}
 	if hasError && (o.Status == StatusSucceeded || o.Status == StatusStopped) && o.Output.complete() {
-		r.refuse("error", "given, with the status %s", o.Status)
+		refuse("error", "given")
 	}
+}
+
+// causeFits reports whether the status can have the cause.
+func (o Outcome) causeFits() bool {
+	switch o.Status {
+	case StatusStopped:
+		return o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle
+	case StatusUnknown:
+		return o.Cause != CauseExit && o.Cause != CauseStartFailed
+	case StatusNotStarted:
+		return o.Cause != CauseExit
+	}
+	return o.Cause == CauseExit
 }
 
 // complete reports whether every stream was copied to its end.
@@ -392,28 +478,33 @@ func oneOf[T ~string](r *reader, field string, got T, allowed ...T) T {
 	return got
 }
 
-func (r *reader) exit(j *jsonExit) *Exit {
-	if j == nil {
-		return nil
-	}
+func (r *reader) exit(field string, j *jsonExit) Exit {
 	e := Exit{Code: -1, CoreDumped: j.CoreDumped, AfterStop: j.AfterStop}
 	switch {
 	case j.Code == nil && j.Signal == nil:
-		r.refuse("exit", "neither code nor signal")
+		r.refuse(field, "neither code nor signal")
 	case j.Code != nil && j.Signal != nil:
-		r.refuse("exit", "both code and signal")
+		r.refuse(field, "both code and signal")
 	case j.Code != nil:
 		if e.Code = *j.Code; e.Code < 0 || e.Code > 255 {
-			r.refuse("exit.code", "%d is not in 0 to 255", e.Code)
+			r.refuse(field+".code", "%d is not in 0 to 255", e.Code)
 		} else if e.CoreDumped {
-			r.refuse("exit.core_dumped", "true, with a code")
+			r.refuse(field+".core_dumped", "true, with a code")
 		}
 	default:
-		if e.Signal = r.signal("exit.signal", j.Signal); e.Signal == 0 {
-			r.refuse("exit.signal", "0 is not a signal")
+		if e.Signal = r.signal(field+".signal", j.Signal); e.Signal == 0 {
+			r.refuse(field+".signal", "0 is not a signal")
 		}
 	}
-	return &e
+	return e
+}
+
+func (r *reader) usage(field string, j *jsonUsage) Usage {
+	return Usage{
+		User:        r.millis(field+".user_ms", j.UserMS),
+		System:      r.millis(field+".system_ms", j.SystemMS),
+		MaxRSSBytes: r.count(field+".max_rss_bytes", j.MaxRSSBytes),
+	}
 }
 
 func (r *reader) signal(field string, n *int) int {
@@ -509,38 +600,39 @@ func (r *reader) millis(field string, v raw) time.Duration {
 	return time.Duration(n)
 }
 
-func (r *reader) cleanup(j *jsonCleanup) Cleanup {
+func (r *reader) cleanup(field string, j *jsonCleanup) Cleanup {
 	c := Cleanup{
-		Result:     oneOf(r, "cleanup.result", j.Result, CleanupEmpty, CleanupSurvivors, CleanupLeft, CleanupUnverified),
-		Proof:      oneOf(r, "cleanup.proof", j.Proof, ProofNoChildren, ProofChildList, ProofScans, ProofNone),
+		Result:     oneOf(r, field+".result", j.Result, CleanupEmpty, CleanupSurvivors, CleanupLeft, CleanupUnverified),
+		Proof:      oneOf(r, field+".proof", j.Proof, ProofNoChildren, ProofChildList, ProofScans, ProofNone),
 		HelperLost: j.HelperLost,
-		EndedMore:  int(r.count("cleanup.ended_more", int64(j.EndedMore))),
-		LeftAlive:  r.processes("cleanup.left_alive", j.LeftAlive),
-		Suspects:   r.processes("cleanup.suspects", j.Suspects),
-		Elapsed:    r.millis("cleanup.elapsed_ms", j.ElapsedMS),
+		EndedMore:  int(r.count(field+".ended_more", int64(j.EndedMore))),
+		LeftAlive:  r.processes(field+".left_alive", j.LeftAlive),
+		Suspects:   r.processes(field+".suspects", j.Suspects),
+		Elapsed:    r.millis(field+".elapsed_ms", j.ElapsedMS),
 
 		JournalError: j.Journal,
 	}
 	for i, s := range j.Steps {
-		field := at("cleanup.steps", i)
+		step := at(field+".steps", i)
 		c.Steps = append(c.Steps, Step{
-			Name: oneOf(r, field+".name", s.Name, StepCloseStdin, StepSignalLeader, StepSignalMembers,
+			Name: oneOf(r, step+".name", s.Name, StepCloseStdin, StepSignalLeader, StepSignalMembers,
 				StepKill, StepEmpty, StepGiveUp),
-			Signal: r.signal(field+".signal", s.Signal),
-			After:  r.millis(field+".after_ms", s.AfterMS),
+			Signal: r.signal(step+".signal", s.Signal),
+			After:  r.millis(step+".after_ms", s.AfterMS),
 		})
 	}
 	for i, p := range j.Ended {
-		field := at("cleanup.ended", i)
-		c.Ended = append(c.Ended, Ended{r.process(field, p.jsonProcess), r.signal(field+".last_signal", p.LastSignal)})
+		c.Ended = append(c.Ended, r.ended(at(field+".ended", i), &p))
 	}
 	for i, p := range j.Survivors {
-		c.Survivors = append(c.Survivors, Survivor{r.process(at("cleanup.survivors", i), p.jsonProcess), p.State, p.Reason})
+		c.Survivors = append(c.Survivors, Survivor{r.process(at(field+".survivors", i), p.jsonProcess), p.State, p.Reason})
 	}
-	for _, t := range j.TempDirs {
-		c.TempDirs = append(c.TempDirs, TempDir(t))
-	}
+	c.TempDirs = append(c.TempDirs, j.TempDirs...)
 	return c
+}
+
+func (r *reader) ended(field string, j *jsonEnded) Ended {
+	return Ended{r.process(field, j.jsonProcess), r.signal(field+".last_signal", j.LastSignal)}
 }
 
 func (r *reader) processes(field string, js []jsonProcess) []Process {

@@ -1,4 +1,4 @@
-package outcome
+package outcome_test
 
 import (
 	"bytes"
@@ -12,6 +12,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"curfew/internal/verdict"
+	. "curfew/outcome"
 )
 
 // maker makes an outcome of the bytes of a fuzz target: nothing in it has to
@@ -112,7 +115,7 @@ func (m *maker) outcome() Outcome {
 	case kind == 1:
 		o.Err = errors.New(m.text())
 	case kind == 2 && doubtful(o) == "": // it panics at what Decide never returns
-		o.SetErr(Why{Program: m.text(), Cause: errors.New(m.text()), Timeout: time.Duration(m.int())})
+		o.Err = verdict.Err(&o, verdict.Why{Program: m.text(), Cause: errors.New(m.text()), Timeout: time.Duration(m.int())})
 	}
 	return o
 }
@@ -188,6 +191,17 @@ func processes(o Outcome) (all []Process) {
 	return all
 }
 
+// valid reports whether e is a code or a signal, and not both or neither.
+func valid(e Exit) bool {
+	if e.Signal == 0 {
+		return e.Code >= 0 && e.Code <= 255 && !e.CoreDumped
+	}
+	return e.Signal > 0 && e.Signal <= 127 && e.Code == -1
+}
+
+// complete reports whether every stream was copied to its end.
+func complete(o Output) bool { return o.Stdout.WriteError+o.Stderr.WriteError+o.StdinError == "" }
+
 // doubtful says what is in o that no invocation can have had. Not all of it need
 // be refused.
 func doubtful(o Outcome) string {
@@ -220,18 +234,18 @@ func doubtful(o Outcome) string {
 		return "cleanup"
 	}
 	e := o.Exit
-	if e != nil && !e.valid() {
+	if e != nil && !valid(*e) {
 		return "exit"
 	}
 	own := e != nil && !e.AfterStop && o.Cause == CauseExit
 	ok := false
 	switch o.Status {
 	case StatusSucceeded:
-		ok = own && e.Code == 0 && (o.Err == nil || !o.Output.complete())
+		ok = own && e.Code == 0 && (o.Err == nil || !complete(o.Output))
 	case StatusFailed:
 		ok = own && e.Code != 0
 	case StatusStopped:
-		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && (o.Err == nil || !o.Output.complete())
+		ok = e != nil && (o.Cause == CauseCanceled || o.Cause == CauseShutdown || o.Cause == CauseIdle) && (o.Err == nil || !complete(o.Output))
 	case StatusNotStarted:
 		ok = e == nil && o.Cause != CauseExit && o.Cause != "no such"
 	case StatusUnknown:

@@ -1,11 +1,10 @@
-package outcome
+package outcome_test
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"math"
 	"math/rand"
 	"os"
 	"reflect"
@@ -18,12 +17,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"curfew/internal/verdict"
+	. "curfew/outcome"
 )
 
 var (
 	sampleStart = time.Date(2025, 6, 1, 12, 0, 0, 123456789, time.FixedZone("", 2*60*60))
 	sampleProc  = Process{PID: 4711, Start: sampleStart, Name: "sleep"}
 )
+
+func code(n int) *Exit  { return &Exit{Code: n} }
+func death(n int) *Exit { return &Exit{Code: -1, Signal: n} }
+
+func afterStop(e *Exit) *Exit {
+	c := *e
+	c.AfterStop = true
+	return &c
+}
+
+var errUser = errors.New("the user pressed stop")
 
 // samples are one outcome of each status and one with everything in it.
 func samples() map[string]Outcome {
@@ -62,15 +75,15 @@ func samples() map[string]Outcome {
 			Elapsed:      5 * time.Second,
 		},
 	}
-	full.SetErr(Why{Program: "sleep", Timeout: time.Minute})
+	full.Err = verdict.Err(&full, verdict.Why{Program: "sleep", Timeout: time.Minute})
 
 	notStarted := Outcome{ID: "1", Status: StatusNotStarted, Cause: CauseStartFailed, Ended: sampleStart}
-	notStarted.SetErr(Why{Program: "sleep"})
+	notStarted.Err = verdict.Err(&notStarted, verdict.Why{Program: "sleep"})
 	failed := Outcome{ID: "3", Status: StatusFailed, Cause: CauseExit, Exit: code(3), Stdout: []byte{}, Started: sampleStart,
 		Ended: sampleStart, Cleanup: Cleanup{Result: CleanupEmpty, Proof: ProofNoChildren}}
-	failed.SetErr(Why{Program: "sleep"})
+	failed.Err = verdict.Err(&failed, verdict.Why{Program: "sleep"})
 	incomplete := Outcome{ID: "7", Status: StatusSucceeded, Cause: CauseExit, Exit: code(0), Output: Output{Stderr: Stream{WriteError: "disk full"}}}
-	incomplete.SetErr(Why{Program: "sleep", Incomplete: []*CopyError{{"stderr", errors.New("disk full")}}})
+	incomplete.Err = verdict.Err(&incomplete, verdict.Why{Program: "sleep", Incomplete: []*CopyError{{"stderr", errors.New("disk full")}}})
 	return map[string]Outcome{
 		"incomplete":  incomplete,
 		"unknown":     full,
@@ -127,12 +140,64 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
+// The parts that travel alone have the form that they have in an outcome.
+func TestJSONOfParts(t *testing.T) {
+	t.Parallel()
+	o := samples()["unknown"]
+	var whole struct {
+		Exit, Usage, Cleanup json.RawMessage
+	}
+	if err := json.Unmarshal(mustMarshal(t, o), &whole); err != nil {
+		t.Fatal(err)
+	}
+	var cleanup struct {
+		Ended    []json.RawMessage
+		TempDirs []json.RawMessage `json:"temp_dirs"`
+	}
+	if err := json.Unmarshal(whole.Cleanup, &cleanup); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []struct {
+		value, into any
+		want        json.RawMessage
+	}{
+		{o.Exit, &Exit{}, whole.Exit},
+		{&o.Usage, &Usage{}, whole.Usage},
+		{&o.Cleanup, &Cleanup{}, whole.Cleanup},
+		{&o.Cleanup.Ended[0], &Ended{}, cleanup.Ended[0]},
+		{&o.Cleanup.TempDirs[0], &TempDir{}, cleanup.TempDirs[0]},
+		{&Cleanup{}, &Cleanup{}, []byte("null")},
+	} {
+		got, err := json.Marshal(part.value)
+		if err != nil || !bytes.Equal(got, part.want) {
+			t.Errorf("%T: %v\n%s, want\n%s", part.value, err, got, part.want)
+		}
+		if err := json.Unmarshal(got, part.into); err != nil {
+			t.Errorf("%T: %v", part.value, err)
+		}
+		if d := cmp.Diff(part.value, part.into, cmp.Comparer(time.Time.Equal), cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	}
+	for text, want := range map[string]string{
+		`{"code": 256}`: "outcome: read exit.code: 256 is not in 0 to 255",
+		`{"Code": "x"}`: "outcome: read exit.code: cannot be a JSON string",
+		`[]`:            "outcome: read exit: cannot be a JSON array",
+	} {
+		var e Exit
+		if err := json.Unmarshal([]byte(text), &e); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
+
 // anyOutcome is a random outcome of those that there can be.
 type anyOutcome struct{ Outcome }
 
 func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
-	var f Facts
-	for _, b := range f.bools() {
+	var f verdict.Facts
+	for _, b := range []*bool{&f.ExecSeen, &f.ExecRuledOut, &f.StartFailed, &f.FailedBeforeRequest, &f.ExitBeforeStop,
+		&f.StopBegan, &f.SupervisorLost, &f.SessionStop, &f.WaitTree, &f.EmptyBeforeStop} {
 		*b = r.Intn(2) == 0
 	}
 	causes := []Cause{"", CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost}
@@ -174,7 +239,7 @@ func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
 
 	var o Outcome
 	o.ID = text()
-	o.Status, o.Cause, o.Exit = Decide(f)
+	o.Status, o.Cause, o.Exit = verdict.Decide(f)
 	o.Stdout, o.Stderr = bin(), bin()
 	if flag() {
 		o.Stdout = []byte(text())
@@ -198,7 +263,7 @@ func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
 		}
 		o.Cleanup = c
 	}
-	o.SetErr(Why{Program: text(), Cause: errors.New("x" + text()), Timeout: span()})
+	o.Err = verdict.Err(&o, verdict.Why{Program: text(), Cause: errors.New("x" + text()), Timeout: span()})
 	return reflect.ValueOf(anyOutcome{o})
 }
 
@@ -231,7 +296,7 @@ func TestJSONText(t *testing.T) {
 	o.Stdout, o.Exit = []byte("ok"), code(3)
 	got := string(mustMarshal(t, o))
 	for _, want := range []string{
-		`"id":"0f3a","status":"outcome_unknown","cause":"timeout"`,
+		`{"version":1,"id":"0f3a","status":"outcome_unknown","cause":"timeout"`,
 		`"error":"curfew: sleep: outcome unknown: timed out after 1m0s`,
 		`"exit":{"code":3,"signal":null,"core_dumped":false,"after_stop":false}`,
 		`"stdout":"ok","stderr_base64":"//4=","output":{`,
@@ -277,24 +342,6 @@ func TestJSONTimeOutOfRange(t *testing.T) {
 	}
 }
 
-func TestJSONMillis(t *testing.T) {
-	t.Parallel()
-	for _, d := range []time.Duration{0, 1, 10, 999999, 1e6, 1000001, 1500000, time.Hour, math.MaxInt64} {
-		var r reader
-		if got := r.millis("x", millis(d)); got != d || r.err != nil {
-			t.Errorf("%d: wrote %s, read %d, %v", d, millis(d), got, r.err)
-		}
-	}
-	for in, want := range map[string]time.Duration{
-		"1e3": time.Second, "1.5E-3": 1500, "0.0000019": 1, "-0": 0, "-0.0e0": 0, "12.3456789": 12345678,
-	} {
-		var r reader
-		if got := r.millis("x", raw(in)); got != want || r.err != nil {
-			t.Errorf("%s: got %d, %v, want %d", in, got, r.err, want)
-		}
-	}
-}
-
 func TestJSONErrorIsRecalled(t *testing.T) {
 	t.Parallel()
 	recall := func(o Outcome) error {
@@ -305,17 +352,17 @@ func TestJSONErrorIsRecalled(t *testing.T) {
 		return got.Err
 	}
 	o := Outcome{Status: StatusUnknown, Cause: CauseCanceled}
-	o.SetErr(Why{Program: "sleep", Cause: errUser})
+	o.Err = verdict.Err(&o, verdict.Why{Program: "sleep", Cause: errUser})
 	if err := recall(o); !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) || errors.Is(err, ErrNotStarted) {
 		t.Errorf("got %v", err)
 	}
 	o = Outcome{Status: StatusNotStarted, Cause: CauseTimeout}
-	o.SetErr(Why{Program: "sleep"})
+	o.Err = verdict.Err(&o, verdict.Why{Program: "sleep"})
 	if err := recall(o); !errors.Is(err, ErrNotStarted) || !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
 	o = Outcome{Status: StatusFailed, Cause: CauseExit, Exit: code(3)}
-	o.SetErr(Why{Program: "sleep"})
+	o.Err = verdict.Err(&o, verdict.Why{Program: "sleep"})
 	var exit *ExitError
 	if err := recall(o); !errors.As(err, &exit) || exit.Exit != *code(3) || err.Error() != "curfew: sleep: exit code 3" {
 		t.Errorf("got %v", err)
@@ -332,6 +379,8 @@ var damage = []struct {
 	field  string // that the error names; "" where only the schema refuses
 	reason string
 }{
+	{"no version", "unknown", "version", ``, "version", "missing"},
+	{"another version", "unknown", "version", `2`, "version", "2, and only 1 is known"},
 	{"no status", "unknown", "status", ``, "status", "missing"},
 	{"unknown status", "unknown", "status", `"fine"`, "status", `no such value: "fine"`},
 	{"status of another type", "unknown", "status", `1`, "status", "cannot be a JSON number"},
@@ -410,7 +459,7 @@ func set(t *testing.T, data []byte, path, value string) []byte {
 	if value == "" {
 		delete(at.(map[string]any), last)
 	} else {
-		at.(map[string]any)[last] = raw(value)
+		at.(map[string]any)[last] = json.RawMessage(value)
 	}
 	data, err := json.Marshal(doc)
 	if err != nil {
@@ -468,7 +517,7 @@ func TestJSONNotAnOutcome(t *testing.T) {
 	for in, want := range map[string]string{
 		`[]`:  "outcome: read outcome: cannot be a JSON array",
 		`"x"`: "outcome: read outcome: cannot be a JSON string",
-		`{}`:  "outcome: read status: missing",
+		`{}`:  "outcome: read version: missing",
 		``:    "outcome: read: unexpected end of JSON input",
 		`{"`:  "outcome: read: unexpected end of JSON input",
 	} {

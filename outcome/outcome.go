@@ -1,8 +1,8 @@
 // Package outcome says how an invocation of an external command-line program
 // (a CLI) ended. It holds plain values, their JSON form and the errors that
-// state the same facts for errors.Is and errors.As. Decide is where it is
-// settled which status and cause follow from what was observed. The package
-// does no I/O and imports nothing else of this module.
+// state the same facts for errors.Is and errors.As. It is for programs that use
+// package adapter, and for those that read the reports of the command curfew.
+// The package does no I/O.
 package outcome
 
 import "time"
@@ -200,6 +200,6 @@ type Survivor struct {
 
 // TempDir is a temporary directory that is not removed, and why.
 type TempDir struct {
-	Path  string
-	Error string
+	Path  string `json:"path"`
+	Error string `json:"error"`
 }

@@ -68,6 +68,7 @@ type End struct {
 var (
 	ErrDamaged = errors.New("damaged")
 	ErrNewer   = errors.New("of a newer version")
+	ErrForeign = errors.New("of a form that is not read here")
 	// ErrEnding: helpers of the dead caller are still alive, and no end is
 	// written yet. The next Recover takes it.
 	ErrEnding = errors.New("still being ended")

@@ -230,7 +230,7 @@ func TestForeignFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	dead := open(t, dir)
-	begin(t, dead, "fine", "torn", "flipped", "newer", "renamed", "big")
+	begin(t, dead, "fine", "torn", "flipped", "newer", "older", "renamed", "big")
 	if err := dead.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,8 @@ func TestForeignFiles(t *testing.T) {
 	}
 	edit("torn", func(b []byte) []byte { return b[:len(b)/2] })
 	edit("flipped", func(b []byte) []byte { b[len(b)/2] ^= 4; return b })
-	edit("newer", func([]byte) []byte { return sealed([]byte(`{"begin":{"version":2,"id":"newer"}}`)) })
+	edit("older", func([]byte) []byte { return sealed([]byte(`{"begin":{"version":1,"id":"older"}}`)) })
+	edit("newer", func([]byte) []byte { return sealed([]byte(`{"begin":{"version":99,"id":"newer"}}`)) })
 	for _, err := range []error{
 		os.Rename(file("renamed.journal"), file("another.journal")),
 		os.Truncate(file("big.journal"), maxRecordBytes+1),
@@ -279,7 +280,7 @@ func TestForeignFiles(t *testing.T) {
 		t.Error(diff)
 	}
 	want := map[string]error{
-		"torn.journal": ErrDamaged, "flipped.journal": ErrDamaged, "newer.journal": ErrNewer, "another.journal": ErrDamaged,
+		"torn.journal": ErrDamaged, "flipped.journal": ErrDamaged, "newer.journal": ErrNewer, "older.journal": ErrForeign, "another.journal": ErrDamaged,
 		"big.journal": errTooBig, "fifo.journal": sys.ErrNotRegular, "link.journal": unix.ELOOP, "zero.journal": unix.ELOOP,
 		"dir.journal": sys.ErrNotRegular, "no-id.journal": nil, ".journal": nil,
 		"peers/fifo.caller": sys.ErrNotRegular, "peers/pipe.helpers": sys.ErrNotRegular,

@@ -22,8 +22,9 @@ import (
 // feed separates lines: whole but for that, a line counts, because the next
 // writer adds it.
 
-// version of the format. A record of a later one is not understood here.
-const version = 1
+// version is that of the form. Version 1 had the names of Go fields in its reports, and was
+// never released. A record of another version is reported, and left where it is.
+const version = 2
 
 // maxRecordBytes bounds a record, so that a planted one does not take all memory.
 const maxRecordBytes = 16 << 20
@@ -162,8 +163,11 @@ func decodeBegin(body []byte) (Begin, error) {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return Begin{}, fmt.Errorf("%w: its begin: %w", ErrDamaged, err)
 	}
-	if v.Begin.Version > version {
-		return Begin{}, fmt.Errorf("%w: %d", ErrNewer, v.Begin.Version)
+	switch n := v.Begin.Version; {
+	case n > version:
+		return Begin{}, fmt.Errorf("%w: %d", ErrNewer, n)
+	case n > 0 && n < version:
+		return Begin{}, fmt.Errorf("%w: version %d", ErrForeign, n)
 	}
 	var l line
 	if err := json.Unmarshal(body, &l); err != nil {

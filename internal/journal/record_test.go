@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -62,6 +63,30 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
+// The names in a record are its own: renaming a field of a Go type changes none, so that a
+// record that was written before is read.
+func TestRecordForm(t *testing.T) {
+	t.Parallel()
+	const begin = `126b9d28 {"begin":{"version":2,"id":"ABC123","program":{"base64":"L29wdC9jYWbpLzx0b29sPiAieCI="},"owner":"tenant\n7","session":true,"began":"2026-03-04T05:06:07.891011121Z",` +
+		`"peer":"PEER","boot":"b-1","holder":4711,"cgroup":{"base64":"L3VzZXIuc2xpY2Uv//4="},"group":{"base64":"Y3VyZmV3Lf8="},"temp_dir":"/tmp/\u2028x�"}}` + "\n"
+	const end = `5691fbd8 {"end":{"writer":"supervisor","at":"2026-03-04T05:06:08.000000001Z","report":{"exit":{"code":3},"note":"<&>"}}}` + "\n"
+	gotBegin, gotEnds := mustEncode(t, testBegin, testEnd)
+	if d := cmp.Diff(begin+end, string(gotBegin)+string(gotEnds[0])); d != "" {
+		t.Errorf("the form has changed, so its version has to (-want +got):\n%s", d)
+	}
+	got, err := parseRecord([]byte(begin+end), "ABC123")
+	if d := cmp.Diff(Entry{Begin: testBegin, End: &testEnd}, got); d != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, d)
+	}
+	for _, line := range []reflect.Type{reflect.TypeFor[beginLine](), reflect.TypeFor[endLine]()} {
+		for i := range line.NumField() {
+			if name, _, _ := strings.Cut(line.Field(i).Tag.Get("json"), ","); name == "" {
+				t.Errorf("%s.%s has no name", line, line.Field(i).Name)
+			}
+		}
+	}
+}
+
 // Whatever is torn off, it is never taken for something else.
 func TestTornRecord(t *testing.T) {
 	t.Parallel()
@@ -111,16 +136,19 @@ func TestRecordsThatAreNone(t *testing.T) {
 		{"empty", "", ErrDamaged},
 		{"zeros", strings.Repeat("\x00", 4096), ErrDamaged},
 		{"an end first", string(ends[0]), ErrDamaged},
-		{"both in one", seal(`{"begin":{"version":1,"id":"ABC123","peer":"P"},"end":{}}`), ErrDamaged},
+		{"both in one", seal(`{"begin":{"version":2,"id":"ABC123","peer":"P"},"end":{}}`), ErrDamaged},
 		{"no version", seal(`{"begin":{"id":"ABC123","peer":"P"}}`), ErrDamaged},
+		{"version -1", seal(`{"begin":{"version":-1,"id":"ABC123","peer":"P"}}`), ErrDamaged},
 		{"version 0", seal(`{"begin":{"version":0,"id":"ABC123","peer":"P"}}`), ErrDamaged},
-		{"another id", seal(`{"begin":{"version":1,"id":"ABC124","peer":"P"}}`), ErrDamaged},
-		{"a peer that is a path", seal(`{"begin":{"version":1,"id":"ABC123","peer":"../../x"}}`), ErrDamaged},
-		{"no peer", seal(`{"begin":{"version":1,"id":"ABC123"}}`), ErrDamaged},
+		{"another id", seal(`{"begin":{"version":2,"id":"ABC124","peer":"P"}}`), ErrDamaged},
+		{"a peer that is a path", seal(`{"begin":{"version":2,"id":"ABC123","peer":"../../x"}}`), ErrDamaged},
+		{"no peer", seal(`{"begin":{"version":2,"id":"ABC123"}}`), ErrDamaged},
 		{"a list", seal(`[]`), ErrDamaged},
 		{"no JSON", seal(`begin`), ErrDamaged},
-		{"newer", seal(`{"begin":{"version":2,"id":"ABC123","peer":"P"}}`), ErrNewer},
-		{"newer, of another form", seal(`{"begin":{"version":3,"id":[7],"peer":{}},"more":1}`), ErrNewer},
+		{"newer", seal(`{"begin":{"version":99,"id":"ABC123","peer":"P"}}`), ErrNewer},
+		{"newer, of another form", seal(`{"begin":{"version":100,"id":[7],"peer":{}},"more":1}`), ErrNewer},
+		{"older", seal(`{"begin":{"version":1,"id":"ABC123","peer":"P"}}`), ErrForeign},
+		{"older, of another form", seal(`{"begin":{"version":1,"id":[7]}}`), ErrForeign},
 		{"a second begin", string(begin) + string(begin), ErrDamaged},
 		{"a line of another kind", string(begin) + seal(`{"pause":{}}`), ErrDamaged},
 		{"an end of another form", string(begin) + seal(`{"end":{"at":7}}`), ErrDamaged},
@@ -145,10 +173,10 @@ func FuzzRecord(f *testing.F) {
 		f.Add(seed, false)
 	}
 	for _, seed := range []string{
-		`{"begin":{"version":1,"id":"ABC123","program":"x","began":"2026-01-01T00:00:00+14:00","peer":"P"}}`,
-		`{"begin":{"version":1,"id":"ABC123","program":{"base64":"/w=="},"peer":"P"}}` + "\n" + `{"end":{"writer":"w","report":[1, 2]}}`,
-		`{"begin":{"version":2}}`, `{"begin":null}`, `{"begin":{"version":1,"id":null,"peer":{}}}`, `{}`, `null`,
-		`{"BEGIN":{"VERSION":1,"ID":"ABC123","PEER":"P"}}`, `{"begin":{"version":1,"id":"ABC123","peer":"P","temp_dev":1e3}}`,
+		`{"begin":{"version":2,"id":"ABC123","program":"x","began":"2026-01-01T00:00:00+14:00","peer":"P"}}`,
+		`{"begin":{"version":2,"id":"ABC123","program":{"base64":"/w=="},"peer":"P"}}` + "\n" + `{"end":{"writer":"w","report":[1, 2]}}`,
+		`{"begin":{"version":99}}`, `{"begin":null}`, `{"begin":{"version":2,"id":null,"peer":{}}}`, `{}`, `null`,
+		`{"BEGIN":{"VERSION":1,"ID":"ABC123","PEER":"P"}}`, `{"begin":{"version":2,"id":"ABC123","peer":"P","temp_dev":1e3}}`,
 	} {
 		f.Add([]byte(seed), true)
 	}
@@ -162,7 +190,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		got, err := parseRecord(data, "ABC123")
 		if err != nil {
-			if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
+			if !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) && !errors.Is(err, ErrForeign) {
 				t.Fatalf("an error of no kind: %v", err)
 			}
 			return

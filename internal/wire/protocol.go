@@ -16,7 +16,7 @@ import (
 
 // Version is the first thing either side says. An installed curfew that
 // serves as helper (Options.Supervisor) may be of another version.
-const Version = 2
+const Version = 3
 
 // Message is what goes over the socket; exactly one of its fields is set.
 type Message struct {

@@ -1,8 +1,12 @@
-package outcome
+// Package verdict makes an outcome of what was observed: Decide settles the status, the
+// cause and the exit, Err states the same facts as an error. Both are pure functions.
+package verdict
+
+import "curfew/outcome"
 
 // Facts are what was observed of one invocation. The zero value of each field
 // is "not observed". Where the order of two events counts, the order is a fact
-// too, as the one who did both or saw both had it: a clock does not tell it.
+// too, as the process that did or saw both reports it: clocks do not tell it.
 type Facts struct {
 	// ExecSeen: it is known that the CLI was executed.
 	ExecSeen bool
@@ -11,25 +15,25 @@ type Facts struct {
 	// StartFailed: an attempt to execute it was made and answered with an
 	// error. Not a proof: that is ExecRuledOut.
 	StartFailed bool
-	// FailedBeforeRequest: it had failed before a stop was asked for. Not read
-	// without StopCause.
+	// FailedBeforeRequest: the start had failed before a stop was asked for. It is
+	// not read without StopCause.
 	FailedBeforeRequest bool
 
 	// Exit is how the leader ended, nil if that was not seen. Its AfterStop is
 	// not read.
-	Exit *Exit
+	Exit *outcome.Exit
 	// ExitBeforeStop: Exit was seen before the first action of a stop on the
-	// tree, and reported before the supervisor was lost. Not read if there was
+	// tree, and reported before the supervisor was lost. It is not read if there was
 	// neither.
 	ExitBeforeStop bool
 
 	// StopCause is the cause of the first stop request: CauseTimeout,
 	// CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseHostLost, or
-	// CauseSupervisorLost if the loss was what came first. Empty if there was
+	// CauseSupervisorLost if the loss came first. It is empty if there was
 	// none. CauseExit, for the ladder that ends leftovers, counts as none.
-	StopCause Cause
+	StopCause outcome.Cause
 	// StopBegan: there was an action on the tree: its stdin closed to end it,
-	// or a signal sent. A request that nobody acted on is not one.
+	// or a signal sent. A request alone is not an action.
 	StopBegan bool
 	// SupervisorLost: the supervisor died, hung or broke the protocol. The
 	// leader dies with it, so it counts as the beginning of a stop.
@@ -40,14 +44,14 @@ type Facts struct {
 	SessionStop bool
 
 	// WaitTree: the invocation is not over before the tree is empty
-	// (AfterExit: Wait).
+	// (adapter.AfterExitWait).
 	WaitTree bool
 	// EmptyBeforeStop: the tree was seen empty before a stop began or the
-	// supervisor was lost. Not read without WaitTree.
+	// supervisor was lost. It is not read without WaitTree.
 	EmptyBeforeStop bool
 }
 
-// Decide says what the facts mean. It is the one place where it is decided who
+// Decide returns what the facts mean. It is the one place where it is decided which one
 // wins when an exit, a deadline, a cancellation, a shutdown, a limit and the
 // loss of a process fall together:
 //
@@ -63,65 +67,76 @@ type Facts struct {
 // Facts that contradict each other (executed and not executed, a code and a
 // signal) mean that the protocol was broken: StatusUnknown, never an exit code of 0.
 //
-// The Exit returned is a copy, with AfterStop set. Decide is a pure function.
-func Decide(f Facts) (Status, Cause, *Exit) {
+// The Exit returned is a copy, with AfterStop set.
+func Decide(f Facts) (outcome.Status, outcome.Cause, *outcome.Exit) {
 	if f.ExecRuledOut && !f.ExecSeen {
 		// An exit here is that of a process which never became the CLI.
-		return StatusNotStarted, f.notStartedCause(), nil
+		return outcome.StatusNotStarted, f.notStartedCause(), nil
 	}
-
-	stopped := f.StopBegan || f.SupervisorLost
-	exit := f.exit(stopped && !f.ExitBeforeStop)
+	exit := f.exit()
 	known := f.ExecSeen && !f.ExecRuledOut && exit != nil
-	over := !f.WaitTree || !stopped || f.EmptyBeforeStop
-
 	switch {
-	case known && !exit.AfterStop && over && exit.Code == 0:
-		return StatusSucceeded, CauseExit, exit
-	case known && !exit.AfterStop && over:
-		return StatusFailed, CauseExit, exit
-	case known && f.SessionStop && f.StopBegan && (f.StopCause == CauseCanceled || f.StopCause == CauseShutdown || f.StopCause == CauseIdle):
-		return StatusStopped, f.StopCause, exit
+	case known && f.endedByItself() && exit.Code == 0:
+		return outcome.StatusSucceeded, outcome.CauseExit, exit
+	case known && f.endedByItself():
+		return outcome.StatusFailed, outcome.CauseExit, exit
+	case known && f.endedByItsOwner():
+		return outcome.StatusStopped, f.StopCause, exit
 	case f.requested():
-		return StatusUnknown, f.StopCause, exit
+		return outcome.StatusUnknown, f.StopCause, exit
 	default:
-		return StatusUnknown, CauseSupervisorLost, exit
+		return outcome.StatusUnknown, outcome.CauseSupervisorLost, exit
 	}
 }
 
-func (f Facts) notStartedCause() Cause {
+func (f Facts) notStartedCause() outcome.Cause {
 	switch {
 	case f.requested() && !(f.StartFailed && f.FailedBeforeRequest):
 		return f.StopCause
 	case f.SupervisorLost && !f.StartFailed:
-		return CauseSupervisorLost
+		return outcome.CauseSupervisorLost
 	default:
-		return CauseStartFailed
+		return outcome.CauseStartFailed
 	}
+}
+
+// stopped reports whether something began to end the tree.
+func (f Facts) stopped() bool { return f.StopBegan || f.SupervisorLost }
+
+// endedByItself reports whether the invocation was over before anything began to end it.
+func (f Facts) endedByItself() bool {
+	return !f.stopped() || f.ExitBeforeStop && (!f.WaitTree || f.EmptyBeforeStop)
+}
+
+// endedByItsOwner reports whether a session was ended as its owner asked.
+func (f Facts) endedByItsOwner() bool {
+	owner := f.StopCause == outcome.CauseCanceled || f.StopCause == outcome.CauseShutdown || f.StopCause == outcome.CauseIdle
+	return f.SessionStop && f.StopBegan && owner
 }
 
 // requested reports whether StopCause is the cause of a stop request.
 func (f Facts) requested() bool {
 	switch f.StopCause {
-	case CauseTimeout, CauseCanceled, CauseShutdown, CauseIdle, CauseOutputLimit, CauseSupervisorLost, CauseHostLost:
+	case outcome.CauseTimeout, outcome.CauseCanceled, outcome.CauseShutdown, outcome.CauseIdle, outcome.CauseOutputLimit,
+		outcome.CauseSupervisorLost, outcome.CauseHostLost:
 		return true
 	}
 	return false
 }
 
-// exit returns a copy of f.Exit, or nil if it is none that a kernel reports.
-func (f Facts) exit(afterStop bool) *Exit {
-	if f.Exit == nil || !f.Exit.valid() {
+// exit returns a copy of f.Exit, or nil if no kernel reports such an exit.
+func (f Facts) exit() *outcome.Exit {
+	if f.Exit == nil || !valid(*f.Exit) {
 		return nil
 	}
 	e := *f.Exit
-	e.AfterStop = afterStop
+	e.AfterStop = f.stopped() && !f.ExitBeforeStop
 	return &e
 }
 
 // valid reports whether e is a code or a signal, and not both or neither. A
 // wait status has 8 bits for the one and 7 for the other.
-func (e Exit) valid() bool {
+func valid(e outcome.Exit) bool {
 	if e.Signal == 0 {
 		return e.Code >= 0 && e.Code <= 255 && !e.CoreDumped
 	}

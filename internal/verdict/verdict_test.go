@@ -1,10 +1,12 @@
-package outcome
+package verdict
 
 import (
 	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	. "curfew/outcome"
 )
 
 func code(n int) *Exit  { return &Exit{Code: n} }
@@ -292,7 +294,7 @@ func TestDecideInvariants(t *testing.T) {
 		}
 		if exit != nil {
 			check(f.Exit != nil && exit.Code == f.Exit.Code && exit.Signal == f.Exit.Signal, "an exit is never derived")
-			check(exit.valid(), "an exit is a code or a signal")
+			check(valid(*exit), "an exit is a code or a signal")
 			check(exit.AfterStop == (stopped && !f.ExitBeforeStop), "after_stop is the order of exit and stop")
 		}
 		if f.requested() && cause != CauseExit && cause != CauseStartFailed {
