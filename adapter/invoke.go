@@ -17,6 +17,7 @@ import (
 	"curfew/internal/verdict"
 	"curfew/internal/wire"
 	"curfew/outcome"
+	"curfew/proctree"
 )
 
 // invocation is one Invoke from its beginning to its end.
@@ -758,8 +759,11 @@ func (v *invocation) prepare() (_ *wire.Request, files *opened, err error) {
 	files.fds = append(files.fds, dirFD)
 	q := &wire.Request{Path: v.file, Args: args, Env: env, Dir: dirFD}
 	q.Settings = wire.Settings{
-		Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
-		Linger: v.policy.Linger, Audience: int(v.policy.Audience), AfterExit: wire.AfterExit(c.AfterExit),
+		Policy: proctree.Policy{
+			Signal: int(v.policy.Signal), StdinGrace: v.policy.StdinGrace, Grace: v.policy.Grace, KillWait: v.policy.KillWait,
+			Audience: proctree.Audience(v.policy.Audience),
+		},
+		Linger: v.policy.Linger, AfterExit: wire.AfterExit(c.AfterExit),
 		Terminal:     c.Terminal != nil,
 		NoCgroup:     v.a.noCgroup,
 		IgnoreHangup: supervisor.Ignored(syscall.SIGHUP), IgnoreInterrupt: supervisor.Ignored(syscall.SIGINT),

@@ -4,13 +4,13 @@ import "time"
 
 // Policy is how a tree is asked to end before it is made to.
 type Policy struct {
-	Signal     int           // the polite signal
-	StdinGrace time.Duration // between closing stdin and the polite signal
-	Grace      time.Duration // between the polite signal and SIGKILL
-	KillWait   time.Duration // how long SIGKILL may take
-	Audience   Audience
+	Signal     int           `json:"signal"`      // the polite signal
+	StdinGrace time.Duration `json:"stdin_grace"` // between closing stdin and the polite signal
+	Grace      time.Duration `json:"grace"`       // between the polite signal and SIGKILL
+	KillWait   time.Duration `json:"kill_wait"`   // how long SIGKILL may take
+	Audience   Audience      `json:"audience"`
 	// Stdin: there is a stdin to close. Without it that rung is left out.
-	Stdin bool
+	Stdin bool `json:"stdin"`
 }
 
 // Audience says who gets the polite signal.

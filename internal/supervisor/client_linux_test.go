@@ -22,6 +22,7 @@ import (
 
 	"curfew/internal/wire"
 	"curfew/outcome"
+	"curfew/proctree"
 )
 
 // tooLong is longer than any test and ends by itself.
@@ -61,7 +62,7 @@ func needsRoot(t *testing.T) {
 }
 
 func settings() wire.Settings {
-	return wire.Settings{Duties: wire.Duties{ID: "test"}, Signal: 15, Grace: time.Second, KillWait: 2 * time.Second, Linger: time.Second, Numbers: []int{1}}
+	return wire.Settings{Duties: wire.Duties{ID: "test"}, Policy: proctree.Policy{Signal: 15, Grace: time.Second, KillWait: 2 * time.Second}, Linger: time.Second, Numbers: []int{1}}
 }
 
 // runCLI runs argv on a helper of the pool and returns what it wrote, the
@@ -362,7 +363,7 @@ func TestHelperRefusesNonsense(t *testing.T) {
 		"no JSON":               append([]byte{0, 0, 0, 5, 0, 0, 0, 0}, "hello"...),
 		"a word of its own":     frame(t, &wire.Message{Ready: &struct{}{}}, nil),
 		"run without anything":  frame(t, &wire.Message{Run: &wire.Run{}}, nil),
-		"run without directory": frame(t, &wire.Message{Run: &wire.Run{Settings: wire.Settings{Signal: 15}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
+		"run without directory": frame(t, &wire.Message{Run: &wire.Run{Settings: wire.Settings{Policy: proctree.Policy{Signal: 15}}, Args: 1}}, runRaw("/bin/true", []string{"true"}, nil)),
 		"no such signal":        frame(t, &wire.Message{Signal: &wire.Signal{ID: "test", Signal: 99}}, nil),
 	} {
 		t.Run(name, func(t *testing.T) {

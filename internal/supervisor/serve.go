@@ -398,10 +398,7 @@ func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
 			r.spec.Given = appendName(r.spec.Given, q.Files[i])
 		}
 	}
-	r.ladder.Policy = proctree.Policy{
-		Signal: m.Signal, StdinGrace: m.StdinGrace, Grace: m.Grace, KillWait: m.KillWait,
-		Audience: proctree.Audience(m.Audience), Stdin: m.Stdin,
-	}
+	r.ladder.Policy = m.Policy
 	if m.Timeout > 0 {
 		r.deadline = time.Now().Add(m.Timeout)
 	}

@@ -392,10 +392,9 @@ func written(id string, _ *wire.Done) error {
 // runFrom is a run message as the script has it. It is a good one if all its
 // bytes are 0.
 func runFrom(s *script) (*wire.Run, []byte) {
-	r := &wire.Run{Settings: wire.Settings{
-		Duties: wire.Duties{ID: pick(s, oddIDs)}, Signal: pick(s, oddSignals), Timeout: pick(s, oddDurations), StdinGrace: pick(s, oddDurations), Grace: pick(s, oddDurations),
-		KillWait: pick(s, oddDurations), Linger: pick(s, oddDurations), Audience: pick(s, oddWords), AfterExit: wire.AfterExit(pick(s, oddWords)),
-	}}
+	r := &wire.Run{}
+	r.ID, r.Signal, r.Timeout, r.StdinGrace, r.Grace = pick(s, oddIDs), pick(s, oddSignals), pick(s, oddDurations), pick(s, oddDurations), pick(s, oddDurations)
+	r.KillWait, r.Linger, r.Audience, r.AfterExit = pick(s, oddDurations), pick(s, oddDurations), proctree.Audience(pick(s, oddWords)), wire.AfterExit(pick(s, oddWords))
 	flags := s.byte()
 	r.Stdin, r.Terminal, r.IgnoreHangup, r.Journal = flags&1 != 0, flags&2 != 0, flags&4 != 0, flags&8 != 0
 	if flags&16 != 0 {

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/proctree"
 )
 
 const patience = 20 * time.Second
@@ -261,7 +263,7 @@ func TestConnManyFiles(t *testing.T) {
 			t.Parallel()
 			caller, helper, socket := ends(t)
 			defer unix.Close(socket)
-			q := &Request{Settings: Settings{Signal: 15}, Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=b"}}
+			q := &Request{Settings: Settings{Policy: proctree.Policy{Signal: 15}}, Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=b"}}
 			var files []*os.File
 			for i := range n + 1 {
 				f, err := os.Create(fmt.Sprintf("%s/%d", t.TempDir(), i))

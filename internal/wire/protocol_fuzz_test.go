@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"curfew/outcome"
+	"curfew/proctree"
 )
 
 // heard is what an inbox makes of a stream.
@@ -67,7 +68,7 @@ func naiveInbox(b []byte, files []int) (all heard) {
 // FuzzInbox feeds what a hostile other side could send, in pieces: what comes
 // out does not depend on how the stream was cut.
 func FuzzInbox(f *testing.F) {
-	run := frame(f, &Message{Run: &Run{Settings: Settings{Signal: 15, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
+	run := frame(f, &Message{Run: &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
 	stop := frame(f, &Message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
 	spawn := frame(f, &Message{Spawn: &Spawn{"5"}}, nil)
 	hello := frame(f, &Message{Hello: &Hello{Version: 1, Pidfd: true}}, []byte("raw"))
@@ -165,7 +166,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0}, 4*5), 2, 2, 9, 1, int64(0), int64(0), []byte{})
 	f.Fuzz(func(t *testing.T, raw []byte, args, env, signal, word int, timeout, grace int64, numbers []byte) {
 		r := &Run{Args: args, Env: env}
-		r.Signal, r.AfterExit, r.Audience = signal, AfterExit(word), word
+		r.Signal, r.AfterExit, r.Audience = signal, AfterExit(word), proctree.Audience(word)
 		r.Timeout, r.Grace = time.Duration(timeout), time.Duration(grace)
 		hole := false
 		for _, n := range numbers {
@@ -202,7 +203,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		// What was put together from strings is always taken.
 		list := strings.SplitN(string(raw), "\x00", 8)
-		m := &Run{Settings: Settings{Signal: 15}, Args: len(list), Env: len(list)}
+		m := &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}}, Args: len(list), Env: len(list)}
 		if q, err := m.Request(runRaw("x", list, list), fds[:1]); err != nil || q.Path != "x" || !slices.Equal(q.Args, list) || !slices.Equal(q.Env, list) {
 			t.Errorf("%q came back as %+v, %v", list, q, err)
 		}

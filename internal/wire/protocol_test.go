@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"curfew/outcome"
+	"curfew/proctree"
 )
 
 func frame(t testing.TB, m *Message, raw []byte) []byte {
@@ -32,7 +33,7 @@ func runRaw(path string, args, env []string) []byte {
 
 func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 	messages := []*Message{
-		{Run: &Run{Settings: Settings{Duties: Duties{ID: "X"}, Timeout: time.Second, Signal: 15, Numbers: []int{0, 2, 63}}, Args: 2, Env: 1}},
+		{Run: &Run{Settings: Settings{Duties: Duties{ID: "X"}, Timeout: time.Second, Policy: proctree.Policy{Signal: 15}, Numbers: []int{0, 2, 63}}, Args: 2, Env: 1}},
 		{Stop: &StopRequest{Cause: outcome.CauseCanceled, Signal: 2}},
 		{Done: &Done{Started: true, Exit: &outcome.Exit{Code: 3}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}},
 		{Ready: &struct{}{}},
@@ -128,7 +129,7 @@ func TestInboxRefuses(t *testing.T) {
 
 func TestRequestIsRefused(t *testing.T) {
 	good := func() *Run {
-		return &Run{Settings: Settings{Signal: 15, Numbers: []int{0, 1}}, Args: 1, Env: 1}
+		return &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}, Numbers: []int{0, 1}}, Args: 1, Env: 1}
 	}
 	raw := runRaw("/bin/true", []string{"true"}, []string{"A=b"})
 	if q, err := good().Request(raw, make([]int, 3)); err != nil || q.Path != "/bin/true" || q.Args[0] != "true" || q.Env[0] != "A=b" {

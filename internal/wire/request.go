@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"curfew/proctree"
 )
 
 // Request is an invocation that a supervisor is to begin.
@@ -40,21 +42,16 @@ const (
 // Settings are the fixed part of a Request.
 type Settings struct {
 	Duties
-	Timeout    time.Duration `json:"timeout"` // 0: none
-	Signal     int           `json:"signal"`
-	StdinGrace time.Duration `json:"stdin_grace"`
-	Grace      time.Duration `json:"grace"`
-	KillWait   time.Duration `json:"kill_wait"`
-	Linger     time.Duration `json:"linger"`
-	Audience   int           `json:"audience"` // proctree.Audience
-	AfterExit  AfterExit     `json:"after_exit"`
-	// Stdin: the caller holds the other end of the leader's stdin and closes
-	// it when told that the stop begins.
-	Stdin           bool `json:"stdin"`
-	Terminal        bool `json:"terminal"`
-	NoCgroup        bool `json:"no_cgroup,omitempty"`
-	IgnoreHangup    bool `json:"ignore_hangup"`
-	IgnoreInterrupt bool `json:"ignore_interrupt"`
+	// Policy is how the tree is stopped. With Stdin the caller holds the other end of the
+	// leader's stdin, and closes it when Stopping asks for it.
+	proctree.Policy
+	Timeout         time.Duration `json:"timeout"` // 0: none
+	Linger          time.Duration `json:"linger"`
+	AfterExit       AfterExit     `json:"after_exit"`
+	Terminal        bool          `json:"terminal"`
+	NoCgroup        bool          `json:"no_cgroup,omitempty"`
+	IgnoreHangup    bool          `json:"ignore_hangup"`
+	IgnoreInterrupt bool          `json:"ignore_interrupt"`
 	// Numbers are the descriptor numbers in the leader of the files sent, in
 	// order. Of 0, 1 and 2, what is not among them is /dev/null.
 	Numbers []int `json:"numbers"`
@@ -134,7 +131,7 @@ func (s *Settings) checkStop() error {
 		return fmt.Errorf("%w: signal %d", ErrProtocol, s.Signal)
 	case s.Timeout < 0 || s.StdinGrace < 0 || s.Grace < 0 || s.KillWait < 0 || s.Linger < 0:
 		return fmt.Errorf("%w: a negative duration", ErrProtocol)
-	case s.AfterExit < AfterExitTerminate || s.AfterExit > AfterExitLeave || s.Audience < 0 || s.Audience > 2:
+	case s.AfterExit < AfterExitTerminate || s.AfterExit > AfterExitLeave || s.Audience < proctree.LeaderFirst || s.Audience > proctree.LeaderOnly:
 		return fmt.Errorf("%w: after_exit %d, audience %d", ErrProtocol, s.AfterExit, s.Audience)
 	}
 	return nil
