@@ -180,6 +180,20 @@ func TestOnePlaceSendsSignals(t *testing.T) {
 	}
 }
 
+// What tests set to change how the product works, nothing else does.
+func TestSeamsAreForTests(t *testing.T) {
+	for _, f := range goFiles(t) {
+		if f.test {
+			continue
+		}
+		for imported, name := range map[string]string{"internal/fault": "Inject", "internal/supervisor": "TrackTrees"} {
+			for _, use := range f.uses(module+"/"+imported, name) {
+				t.Errorf("%s: %s is set outside a test", use, name)
+			}
+		}
+	}
+}
+
 // TestDocumentationCompiles builds each Go program in the Markdown files, in a
 // package that exists only in an overlay of this module.
 func TestDocumentationCompiles(t *testing.T) {

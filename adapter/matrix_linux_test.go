@@ -9,17 +9,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"curfew/internal/supervisor"
 	"curfew/outcome"
 )
 
 // emptyBy is how an empty tree is known.
-var emptyBy = func() outcome.Proof {
-	if os.Getenv(supervisor.TrackerVariable) != "" {
-		return outcome.ProofScans
-	}
-	return outcome.ProofNoChildren
-}()
+var emptyBy = outcome.ProofNoChildren
 
 // goneAfterAll is how long who is left may take when awaitNobody has returned.
 const goneAfterAll = 0

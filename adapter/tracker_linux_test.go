@@ -24,13 +24,32 @@ const trackedTreesVariable = "CURFEW_TRACKED_TREES"
 // alwaysTracked are of each kind that needs something of its own to be found.
 var alwaysTracked = []string{"exits", "ignores-term", "stops-itself", "kill9-parent", "setsid", "leaves", "double-fork", "subreaper", "respawns", "zombie-leader", "hostile-comm"}
 
+// trackerVariable makes scans of the process table hold the trees in the callers that a test
+// starts.
+const trackerVariable = "ADAPTER_TEST_TRACKER"
+
+func init() {
+	if os.Getenv(trackerVariable) != "" {
+		supervisor.TrackTrees(true)
+		emptyBy = outcome.ProofScans
+	}
+}
+
+// trackTrees makes scans hold the trees until the end of the test, here and in the callers
+// that it starts.
+func trackTrees(t *testing.T) {
+	t.Setenv(trackerVariable, "1")
+	supervisor.TrackTrees(true)
+	t.Cleanup(func() { supervisor.TrackTrees(false) })
+}
+
 // TestTrackedPromise is TestPromise without a subreaper and without a guard, as on
 // macOS: what descends from the leader is found by scans of the process table.
 func TestTrackedPromise(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what it tests is in other processes")
 	}
-	t.Setenv(supervisor.TrackerVariable, "1")
+	trackTrees(t)
 	times := 0
 	if v := os.Getenv(trackedVariable); v != "" {
 		var err error
@@ -64,7 +83,7 @@ func TestTrackedTrees(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what it tests is in other processes")
 	}
-	t.Setenv(supervisor.TrackerVariable, "1")
+	trackTrees(t)
 	crew := newTreeCrew(t, treeWorkers)
 	crew.tracked = true
 	if text := os.Getenv(treeVariable); text != "" {
@@ -82,7 +101,7 @@ func TestTrackedSurvivor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what it tests is in other processes")
 	}
-	t.Setenv(supervisor.TrackerVariable, "1")
+	trackTrees(t)
 	f := newFreezer(t)
 	for tries := 1; ; tries++ {
 		a := &Adapter{}

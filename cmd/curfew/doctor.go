@@ -3,13 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
-	"runtime"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"curfew/internal/supervisor"
 	"curfew/proctree"
 )
 
@@ -24,9 +21,6 @@ missing. It starts nothing and changes nothing; selftest shows the whole at work
 The exit code is 1 if something is missing without which nothing can be started.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runtime.GOOS == "linux" && os.Getenv(supervisor.TrackerVariable) != "" {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is set: trees are found by scans of the process table, as on macOS, and not by what is asked for here\n\n", supervisor.TrackerVariable)
-			}
 			ok, err := doctor(cmd.OutOrStdout(), proctree.Checks())
 			if err == nil && !ok {
 				return exit(1) // the table says what is missing

@@ -17,9 +17,6 @@ import (
 // There is no supervisor for this system. Everything that would start one
 // says so, which makes every invocation a not_started.
 
-// TrackerVariable has no meaning here.
-const TrackerVariable = "CURFEW_TRACKER"
-
 var errSystem = fmt.Errorf("supervisor: %s is not supported, only Linux and macOS are: %w", runtime.GOOS, errors.ErrUnsupported)
 
 // Client is the caller's end of one helper process.

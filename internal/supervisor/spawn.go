@@ -65,7 +65,7 @@ func environment() []string {
 		env = append(env, "GOGC=off")
 	} else {
 		// With this mark, helpers of a caller that has died suspect each other of nothing.
-		env = append(env, TrackerVariable+"=1", wire.Mark("helper"), wire.FrozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
+		env = append(env, wire.TrackerVar+"=1", wire.Mark("helper"), wire.FrozenVar+"="+pathpkg.Join(os.TempDir(), "curfew-frozen-"+strconv.Itoa(os.Geteuid())))
 	}
 	if !callerReady.Load() {
 		env = append(env, wire.RoomVar+"="+strconv.Itoa(callerThreads))

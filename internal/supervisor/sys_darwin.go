@@ -15,11 +15,10 @@ import (
 // What the helpers and their caller need of macOS. There is no subreaper, so there are
 // no guards: supervisors are children of the caller, which sweeps if it loses one.
 
-// TrackerVariable names a variable that has trees held by scans of the process table.
-// Here they are in any case.
-const TrackerVariable = "CURFEW_TRACKER"
-
+// tracking returns true: scans of the process table hold the trees.
 func tracking() bool { return true }
+
+func becomeTracker() {}
 
 func openTree(interrupted func() bool) (proctree.Tree, error) {
 	return proctree.Open(proctree.Options{Interrupted: interrupted, Frozen: os.Getenv(wire.FrozenVar), Boot: journal.BootID()})

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,12 +15,19 @@ import (
 
 // What the helpers and their caller need of Linux.
 
-// TrackerVariable names a variable which, if it is not empty, has trees held by scans of
-// the process table, as they are where there is no subreaper. Nobody has a guard then.
-const TrackerVariable = "CURFEW_TRACKER"
+// scanning is set in a helper that its caller told so, and in a caller that is a test.
+var scanning atomic.Bool
 
-// tracking reports whether trees are held by scans.
-func tracking() bool { return os.Getenv(TrackerVariable) != "" }
+// TrackTrees decides whether scans of the process table hold the trees, as they do where
+// there is no subreaper. There are no guards then. It is for tests: nothing else calls it, so
+// that no environment can take the kernel's proof from a program.
+func TrackTrees(on bool) { scanning.Store(on) }
+
+// tracking reports whether scans hold the trees.
+func tracking() bool { return scanning.Load() }
+
+// becomeTracker takes over from the environment of a helper what its caller decided.
+func becomeTracker() { scanning.Store(os.Getenv(wire.TrackerVar) != "") }
 
 func openTree(interrupted func() bool) (proctree.Tree, error) {
 	if tracking() {

@@ -48,6 +48,7 @@ func init() {
 	if why := checkDoor(); why != "" {
 		refuse(why)
 	}
+	becomeTracker()
 	denyAccess()
 	runtime.LockOSThread()
 	if name == wire.GuardName {

@@ -21,6 +21,9 @@ const HelperVar = "CURFEW_HELPER"
 // room, too: see prepareCaller.
 const RoomVar = "CURFEW_HELPER_ROOM"
 
+// TrackerVar tells a supervisor that scans of the process table are to hold its tree.
+const TrackerVar = "CURFEW_HELPER_TRACKER"
+
 // FrozenVar has the directory in which a supervisor notes whom it suspends, where scans
 // hold the trees: any later one of this user ends what was left suspended.
 const FrozenVar = "CURFEW_HELPER_FROZEN"
