@@ -18,18 +18,16 @@ package proctree
 import (
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"curfew/internal/fault"
-	"curfew/outcome"
+	"curfew/internal/sys"
 )
 
-// backlog says who reaps. The zero value: this process does.
+// backlog is the state of a tree in which children die faster than this process reaps.
 type backlog struct {
 	kernelReaps bool // SIGCHLD is ignored
-	used        bool // it was, and it was not looked since who has vanished
+	used        bool // it was, and no look has shown since which children have vanished
 	dying       bool // the kernel has begun to reap the leader, and its exit is not to be had yet
 	killing     bool // it was, in this kill phase
 	until       time.Time
@@ -79,22 +77,22 @@ func (t *subreaper) letKernelReap(d time.Duration) {
 	b.kernelReaps, b.used = true, true
 	b.until = time.Now().Add(d)
 	b.next = b.until
-	setSIGCHLD(sigIgn)
+	setSIGCHLD(sys.SigIgnore)
 }
 
 // reapAgain makes children zombies again until this process reaps them.
 func (t *subreaper) reapAgain() {
 	if b := &t.backlog; b.kernelReaps {
 		b.kernelReaps, b.next = false, time.Time{}
-		setSIGCHLD(sigDfl)
-		t.struck.pardon() // the kernel may have given the pids away
+		setSIGCHLD(sys.SigDefault)
+		t.signalled.table.pardon() // the kernel may have given the pids away
 	}
 }
 
 // behind is called when there was more to reap than is reaped at once.
 func (t *subreaper) behind(ev *Event) {
 	b := &t.backlog
-	if b.kernelReaps || !t.seesSiblings() || t.leader != 0 && !t.keepsExits(ev) {
+	if b.kernelReaps || !t.siblings.visible() || t.leader.pid != 0 && !t.keepsExits(ev) {
 		return
 	}
 	t.letKernelReap(quiet)
@@ -113,7 +111,7 @@ func (t *subreaper) caughtUp() bool {
 		return false
 	}
 	var children uint64
-	for _, pid := range t.arena[:t.ownChildren()] {
+	for _, pid := range t.kin.list() {
 		children = children*31 + uint64(pid)
 	}
 	now := time.Now()
@@ -144,7 +142,7 @@ func (t *subreaper) whileKilling(children int) {
 		begin = true
 	default:
 		again := !b.killing || b.few && time.Since(b.until) > keptFor
-		begin = (children > keptAtMost || children > keptFirst && again) && t.seesSiblings()
+		begin = (children > keptAtMost || children > keptFirst && again) && t.siblings.visible()
 	}
 	if begin {
 		t.letKernelReap(killReaping)
@@ -156,19 +154,19 @@ func (t *subreaper) whileKilling(children int) {
 // The first time it looks at a child that is dead and not the leader, and reaps it.
 func (t *subreaper) keepsExits(ev *Event) bool {
 	b := &t.backlog
-	if b.keepsExits != unknown || t.leaderFD < 0 {
+	if b.keepsExits != unknown || t.leader.fd < 0 {
 		return b.keepsExits == yes
 	}
 	info, errno := waitFor(unix.P_ALL, 0, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 	pid := int(info.pid)
-	if errno != 0 || pid == 0 || pid == t.leader {
+	if errno != 0 || pid == 0 || pid == t.leader.pid {
 		return false // the next time
 	}
 	fd, err := pidfdOpen(pid)
 	if err != nil {
 		return false
 	}
-	defer closeFD(fd)
+	defer sys.Close(fd)
 	for range reapAtOnce {
 		if _, errno := waitFor(unix.P_PIDFD, fd, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT); errno == unix.ECHILD {
 			b.keepsExits = no
@@ -191,10 +189,10 @@ func keptExit(pidfd int) (syscall.WaitStatus, bool) {
 	return syscall.WaitStatus(info.Exit_code), err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
 }
 
-// seesSiblings reports whether the exits of all siblings can be seen although the kernel
+// visible reports whether the exits of all siblings can be seen although the kernel
 // reaps.
-func (t *subreaper) seesSiblings() bool {
-	for _, fd := range t.siblings {
+func (s siblings) visible() bool {
+	for _, fd := range s {
 		if fd < 0 {
 			return false
 		}
@@ -218,32 +216,24 @@ func (t *subreaper) seeVanished(ev *Event) {
 	}
 	for pid, fd := range t.siblings {
 		if vanished(fd) {
-			t.siblingGone(pid, ev)
+			t.siblings.gone(pid, ev)
 		}
 	}
-	if t.leader == 0 || !vanished(t.leaderFD) {
+	if t.leader.pid == 0 || !vanished(t.leader.fd) {
 		return
 	}
-	ws, ok := keptExit(t.leaderFD)
-	if !ok && unreaped(t.leaderFD) {
+	ws, ok := keptExit(t.leader.fd)
+	if !ok && unreaped(t.leader.fd) {
 		// The pidfd gets the exit a moment before the pid is free. Until then the
 		// tree is not over.
 		t.backlog.used, t.backlog.dying = true, true
-		ev.Empty = false
+		ev.Empty, ev.Proof = false, ""
 		return
 	}
 	if ok {
 		ev.Exit = exitFrom(ws)
 	}
-	t.leader = 0
-	t.closeLeaderFD()
-}
-
-func exitFrom(ws syscall.WaitStatus) *outcome.Exit {
-	if ws.Exited() {
-		return &outcome.Exit{Code: ws.ExitStatus()}
-	}
-	return &outcome.Exit{Code: -1, Signal: int(ws.Signal()), CoreDumped: ws.CoreDump()}
+	t.leaderGone()
 }
 
 // ShortenSlice gives the calling thread, which reaps, and forking, the one that leaders
@@ -266,19 +256,6 @@ func ShortenSlice(forking int) {
 			attr.Runtime = uint64(shortSlice)
 			attr.Flags |= resetOnFork
 			_ = unix.SchedSetAttr(tid, attr, 0)
-		}
-	}
-}
-
-// waitFor is waitid for any kind of child, without blocking if the options say so.
-func waitFor(kind, id, options int) (info siginfo, errno syscall.Errno) {
-	for {
-		if errno = fault.At(fault.Waitid); errno == 0 {
-			_, _, errno = unix.RawSyscall6(unix.SYS_WAITID, uintptr(kind), uintptr(id), uintptr(unsafe.Pointer(&info)),
-				uintptr(options|unix.WALL), 0, 0)
-		}
-		if errno != unix.EINTR {
-			return info, errno
 		}
 	}
 }

@@ -63,7 +63,7 @@ func backlogRole([]string) error {
 		return err
 	}
 	dead := func() (n int) {
-		for _, pid := range h.arena[:h.ownChildren()] {
+		for _, pid := range h.kin.list() {
 			if stateOf(int(pid)) == childDead {
 				n++
 			}
@@ -135,8 +135,8 @@ func kernelReapsRole([]string) error {
 		if h.exit == nil || h.exit.Code != tt.code || h.exit.Signal != tt.signal {
 			return fmt.Errorf("%s: exit %+v", tt.script, h.exit)
 		}
-		if h.backlog.kernelReaps || h.leader != 0 || h.LeaderFD() >= 0 {
-			return fmt.Errorf("%s: afterwards the kernel reaps: %v, leader %d", tt.script, h.backlog.kernelReaps, h.leader)
+		if h.backlog.kernelReaps || h.leader.pid != 0 || h.LeaderFD() >= 0 {
+			return fmt.Errorf("%s: afterwards the kernel reaps: %v, leader %d", tt.script, h.backlog.kernelReaps, h.leader.pid)
 		}
 	}
 	if err := h.run(nil, "sh", "-c", strings.Repeat("(setsid sleep "+tooLong+" &) ;", 30)+"sleep "+tooLong); err != nil {
@@ -207,7 +207,7 @@ func TestSiblingsVanish(t *testing.T) { inTree(t, "siblings vanish") }
 func siblingsVanishRole([]string) error {
 	runtime.LockOSThread()
 	Survive()
-	tree, err := openWithSiblings(Options{})
+	tree, err := openSubreaper(Options{}, true)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func siblingsVanishRole([]string) error {
 	if err := collect("gone", func() bool { return len(gone) > 0 }); err != nil {
 		return err
 	}
-	if gone[0] != pids[0] || tree.isSibling(pids[0]) || !tree.isSibling(pids[1]) {
+	if gone[0] != pids[0] || tree.siblings.has(pids[0]) || !tree.siblings.has(pids[1]) {
 		return fmt.Errorf("gone are %v of %v", gone, pids)
 	}
 	if tree.OnlySiblings() {

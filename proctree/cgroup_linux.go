@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/sys"
 )
 
 // group is a cgroup (v2) of the tree's own, below the one that this process is
@@ -87,7 +88,7 @@ func (t *subreaper) Close() { t.group.remove() }
 func (t *subreaper) dropGroup() {
 	t.group.remove()
 	if t.group.base >= 0 {
-		closeFD(t.group.base)
+		sys.Close(t.group.base)
 	}
 	t.group = noGroup
 }
@@ -100,7 +101,7 @@ func (g *group) remove() bool {
 	gone := removeGroup(g.base, g.name, time.Now().Add(groupRemoval), nil)
 	for _, fd := range []*int{&g.dir, &g.kill, &g.events, &g.procs} {
 		if *fd >= 0 {
-			closeFD(*fd)
+			sys.Close(*fd)
 		}
 		*fd = -1
 	}
@@ -108,7 +109,7 @@ func (g *group) remove() bool {
 }
 
 // there reports whether nobody has removed the group.
-func (g *group) there() bool {
+func (g *group) exists() bool {
 	return unix.Faccessat(g.dir, "cgroup.procs", unix.F_OK, 0) == nil
 }
 
@@ -176,7 +177,7 @@ func emptyGroup(dir int, until time.Time, found func(dir int)) {
 			}
 			way = append(way, level{name: name})
 		case len(way) == 1:
-			closeFD(dir)
+			sys.Close(dir)
 			return
 		default:
 			if next = openGroup(dir, ".."); next >= 0 {
@@ -185,11 +186,11 @@ func emptyGroup(dir int, until time.Time, found func(dir int)) {
 			way = way[:len(way)-1]
 		}
 		entered = name != ""
-		closeFD(dir)
+		sys.Close(dir)
 		dir = next
 	}
 	if dir >= 0 {
-		closeFD(dir)
+		sys.Close(dir)
 	}
 }
 
@@ -200,24 +201,13 @@ func firstBelow(dir int, at int64, until time.Time, buf []byte) (string, int64) 
 	if _, err := unix.Seek(dir, at, 0); err != nil {
 		return "", at
 	}
-	for time.Now().Before(until) {
-		n, err := unix.Getdents(dir, buf)
-		if err == unix.EINTR {
+	for list := sys.List(dir, buf); time.Now().Before(until) && list.Next(); {
+		at = list.Offset
+		if list.Kind != unix.DT_DIR || list.IsDot() {
 			continue
 		}
-		if err != nil || n <= 0 {
-			break
-		}
-		for b := buf[:n]; len(b) > 0; {
-			var name []byte
-			var kind byte
-			name, kind, at, b = direntOf(b)
-			if kind != unix.DT_DIR || string(name) == "." || string(name) == ".." {
-				continue
-			}
-			if err := unix.Unlinkat(dir, string(name), unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
-				return string(name), at
-			}
+		if err := unix.Unlinkat(dir, string(list.Name), unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+			return string(list.Name), at
 		}
 	}
 	return "", at
@@ -231,7 +221,7 @@ func (t *subreaper) openGroups(id string) {
 	if base < 0 {
 		return
 	}
-	t.group.base, t.group.name = base, GroupName(t.self, id)
+	t.group.base, t.group.name = base, GroupName(unix.Getpid(), id)
 	until := time.Now().Add(groupRemovalSoon)
 	for _, name := range t.proc.leftGroups(base) {
 		removeGroup(base, name, until, nil) // fails if somebody is in it
@@ -280,7 +270,7 @@ func openOwnGroup(p *procfs) int {
 		if unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC && groupHas(fd, unix.Getpid()) {
 			return fd
 		}
-		closeFD(fd)
+		sys.Close(fd)
 	}
 	return -1
 }
@@ -291,7 +281,7 @@ func ownGroupPath(p *procfs) (string, bool) {
 	if fd < 0 {
 		return "", false
 	}
-	defer closeFD(fd)
+	defer sys.Close(fd)
 	for line := range bytes.Lines(readWhole(fd, p.buf[:])) {
 		if path, ok := bytes.CutPrefix(line, []byte("0::/")); ok {
 			return "/" + string(bytes.TrimSuffix(path, []byte("\n"))), true
@@ -305,7 +295,7 @@ func groupHas(dir, pid int) bool {
 	if err != nil {
 		return false
 	}
-	defer closeFD(fd)
+	defer sys.Close(fd)
 	var buf [4096]byte
 	want := strconv.Itoa(pid)
 	for line := range bytes.Lines(readWhole(fd, buf[:])) {
@@ -330,13 +320,13 @@ func (t *subreaper) strikeGroup() (fresh int) {
 // signal of its own in a pass over our children; who has no main thread any more, or has
 // just left the group, gets it from a pass below.
 func (t *subreaper) strikeAll(procs, kill int) (fresh int) {
-	n := t.proc.readChildren(procs, t.arena, 0)
-	for _, pid := range t.arena[:n] {
-		if pid <= 1 || t.isSibling(int(pid)) || t.struck.killed(int(pid)) {
+	n := t.proc.readChildren(procs, t.kin.arena, 0)
+	for _, pid := range t.kin.arena[:n] {
+		if pid <= 1 || t.siblings.has(int(pid)) || t.signalled.table.killed(int(pid)) {
 			continue
 		}
-		e := t.entry(&target{pid: int(pid), pidfd: -1})
-		if t.note(e, syscall.SIGKILL, nil) {
+		e := t.signalled.entry(&target{pid: int(pid), pidfd: -1})
+		if t.signalled.note(e, syscall.SIGKILL, nil) {
 			fresh++
 		}
 		if e != nil {
@@ -344,7 +334,7 @@ func (t *subreaper) strikeAll(procs, kill int) (fresh int) {
 		}
 	}
 	if !killGroup(kill) {
-		t.struck.pardon()
+		t.signalled.table.pardon()
 	}
 	return fresh
 }
@@ -379,7 +369,7 @@ func (t *subreaper) EndGroup(name string) (rest GroupRest) {
 		events, err := unix.Openat(base, name+"/cgroup.events", unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_RDONLY, 0)
 		if err == nil {
 			rest.Populated = groupPopulated(events)
-			closeFD(events)
+			sys.Close(events)
 		}
 	}
 	if unix.Faccessat(base, name, unix.F_OK, 0) == nil {
@@ -402,12 +392,12 @@ func EndGroup(name string, until time.Time) {
 	if p.open(); p.fd < 0 {
 		return
 	}
-	defer closeFD(p.fd)
+	defer sys.Close(p.fd)
 	base := openOwnGroup(&p)
 	if base < 0 {
 		return
 	}
-	defer closeFD(base)
+	defer sys.Close(base)
 	for !endGroup(&p, base, name, time.Until(until), func(_, kill int) { killGroup(kill) }) && time.Now().Before(until) {
 		time.Sleep(time.Millisecond)
 	}
@@ -421,16 +411,16 @@ func endGroup(p *procfs, base int, name string, limit time.Duration, strike func
 	if err != nil {
 		return err == unix.ENOENT
 	}
-	defer closeFD(dir)
+	defer sys.Close(dir)
 	kill, err := unix.Openat(dir, "cgroup.kill", flags|unix.O_WRONLY, 0)
 	if err != nil {
 		return true // not ours to end: who had it could not use it either
 	}
-	defer closeFD(kill)
+	defer sys.Close(kill)
 	procs, err := unix.Openat(dir, "cgroup.procs", flags|unix.O_RDONLY, 0)
 	if err == nil {
 		strike(procs, kill)
-		closeFD(procs)
+		sys.Close(procs)
 	}
 	return removeGroup(base, name, time.Now().Add(limit), p.endHeadless)
 }
@@ -444,7 +434,7 @@ func (p *procfs) endHeadless(dir int) {
 	if err != nil {
 		return
 	}
-	defer closeFD(procs)
+	defer sys.Close(procs)
 	var list, again [1 << 10]int32
 	for _, pid := range list[:p.readChildren(procs, list[:], 0)] {
 		var s stat
@@ -458,6 +448,6 @@ func (p *procfs) endHeadless(dir int) {
 		if slices.Contains(again[:p.readChildren(procs, again[:], 0)], pid) {
 			_ = signalPidfd(pidfd, syscall.SIGKILL)
 		}
-		closeFD(pidfd)
+		sys.Close(pidfd)
 	}
 }

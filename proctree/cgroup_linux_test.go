@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/sys"
 )
 
 func init() {
@@ -27,7 +29,7 @@ func init() {
 func aGroup() (base int, name, path string, err error) {
 	var p procfs
 	p.open()
-	defer closeFD(p.fd)
+	defer sys.Close(p.fd)
 	if base = openOwnGroup(&p); base < 0 {
 		return -1, "", "", errors.New("the own cgroup (v2) is not to be found")
 	}
@@ -170,7 +172,7 @@ func headlessChildRole([]string) error {
 	}
 	if err := h.until("without a main thread", func() bool {
 		var s stat
-		return h.proc.stat(h.leader, &s) && s.thread != 0
+		return h.proc.stat(h.leader.pid, &s) && s.thread != 0
 	}); err != nil {
 		return err
 	}
@@ -203,27 +205,27 @@ func headlessElsewhereRole(args []string) error {
 	below = filepath.Join(below, "below")
 	script := `echo $$ >"$1"/cgroup.procs; exec nsenter --pid=/proc/"$2"/ns/pid -- sh -c '"$0" & exit 0' "$3"`
 	os.Setenv(roleVar, "headless")
-	if err := h.run([]int{h.root, int(w.Fd()), 2}, "sh", "-c", script, "sh", below, args[0], os.Args[0]); err != nil {
+	if err := h.run([]int{h.threads.root, int(w.Fd()), 2}, "sh", "-c", script, "sh", below, args[0], os.Args[0]); err != nil {
 		return err
 	}
 	w.Close()
 	if err := h.until("without children", func() bool { return h.empty }); err != nil {
 		return err
 	}
-	procs, err := OpenFile(filepath.Join(below, "cgroup.procs"), unix.O_RDONLY)
+	procs, err := sys.Open(filepath.Join(below, "cgroup.procs"), unix.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		var s stat
-		if n := h.proc.readChildren(procs, h.arena, 0); n == 1 && h.proc.stat(int(h.arena[0]), &s) && s.thread != 0 {
+		if n := h.proc.readChildren(procs, h.kin.arena, 0); n == 1 && h.proc.stat(int(h.kin.arena[0]), &s) && s.thread != 0 {
 			break
 		}
 		if time.Now().After(end) {
 			return errors.New("nobody without a main thread is in the group")
 		}
 	}
-	closeFD(procs)
+	sys.Close(procs)
 	if err := h.until("empty", func() bool { return !h.StrikeGroup() }); err != nil {
 		return err
 	}

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Checks tries what the ending of trees relies on here, and changes nothing.
-func Checks() []Check {
+func checks() []Check {
 	a := probed()
 	_, err := newProcessTable(marking{}).Rows()
 	marks := false
@@ -16,10 +15,10 @@ func Checks() []Check {
 	}
 	return []Check{
 		{"the process table can be read whole (kern.proc)", err == nil, false, "nothing is ever shown to be empty: the cleanup is unverified"},
-		{"processes have IDs that are never used twice (proc_info 17)", a.IDs, false, "a parent is who has its pid in the same scan"},
-		{"a parent's version is kept (macOS 15.4)", a.ParentVersions, false, "who executes something as an orphan, before it was in a scan, is told by its environment or session only"},
-		{"coalitions are told (proc_info 20)", a.Coalitions, false, "every orphan that was started since is a suspect"},
-		{"a signal can name a version (macOS 14.2)", a.ExactSignals, false, "who has the pid is compared right before the signal"},
-		{"the environment of a process can be read (kern.procargs2)", marks, false, "orphans are not told by their mark"},
+		{"processes have IDs that are never used twice (proc_info 17)", a.IDs, false, "a parent is the process that has its pid in the same scan"},
+		{"a parent's version is kept (macOS 15.4)", a.ParentVersions, false, "an orphan that executed something before it was in a scan is recognised by its environment or session only"},
+		{"coalitions can be read (proc_info 20)", a.Coalitions, false, "every orphan that was started since is a suspect"},
+		{"a signal can name a version (macOS 14.2)", a.ExactSignals, false, "the process that has the pid is compared right before the signal"},
+		{"the environment of a process can be read (kern.procargs2)", marks, false, "orphans are not recognised by their mark"},
 	}
 }

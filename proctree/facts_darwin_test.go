@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"bufio"
+	"curfew/internal/sys"
 	"curfew/outcome"
 	"io"
 	"os"
@@ -257,11 +258,11 @@ func TestFacts(t *testing.T) {
 		}},
 		{"a fork and an exit are told", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sh", "-c", "read x <&3; /bin/sleep 0; read x <&3")
-			news, err := NewsPipe()
+			news, notify, err := sys.NonblockingPipe()
 			if err != nil {
 				t.Fatal(err)
 			}
-			w, err := newWatcher(news[1])
+			w, err := newWatcher(notify)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -271,11 +272,11 @@ func TestFacts(t *testing.T) {
 				if _, err := io.WriteString(c.in, "\n"); err != nil {
 					t.Fatal(err)
 				}
-				if !readable(news[0]) {
+				if !readable(news) {
 					t.Fatalf("%s is not told", what)
 				}
 				time.Sleep(4 * betweenNews)
-				_, _ = unix.Read(news[0], make([]byte, 64))
+				_, _ = unix.Read(news, make([]byte, 64))
 			}
 		}},
 		{"a queue of events can be polled", func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/fixtures"
+	"curfew/internal/sys"
 )
 
 func init() {
@@ -139,7 +140,7 @@ func standing(options, dir string) (*tracked, error) {
 	if err != nil {
 		return nil, err
 	}
-	root, err := OpenFile("/", unix.O_RDONLY)
+	root, err := sys.Open("/", unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}

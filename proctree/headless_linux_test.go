@@ -58,11 +58,11 @@ func headlessHoldsRole(args []string) error {
 	if err := h.until("exited", func() bool { return h.exit != nil }); err != nil {
 		return err
 	}
-	h.subreaper.given = []string{f.Name()}
+	h.leader.given = []string{f.Name()}
 	if !h.Holds(time.Now().Add(patience)) {
 		return errors.New("it does not hold the output")
 	}
-	h.subreaper.given = []string{filepath.Join(args[0], "another")}
+	h.leader.given = []string{filepath.Join(args[0], "another")}
 	if h.Holds(time.Now().Add(patience)) {
 		return errors.New("it holds another file")
 	}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/sys"
 	"curfew/outcome"
 )
 
@@ -25,12 +26,14 @@ const tooLong = "55"
 
 func init() {
 	roles["orphans"] = func([]string) error { return endOrphans(func(*subreaper) {}) }
-	roles["no children files"] = func([]string) error { return endOrphans(func(t *subreaper) { t.lists, t.proc.noChildren = nil, true }) }
-	roles["no proc"] = func([]string) error { return endOrphans(func(t *subreaper) { t.lists, t.proc.fd = nil, -1 }) }
+	roles["no children files"] = func([]string) error {
+		return endOrphans(func(t *subreaper) { t.kin.lists, t.proc.noChildren = nil, true })
+	}
+	roles["no proc"] = func([]string) error { return endOrphans(func(t *subreaper) { t.kin.lists, t.proc.fd = nil, -1 }) }
 	roles["no descriptors"] = func([]string) error {
 		// As a CLI could do it to its supervisor, which then can open nothing.
 		return endOrphans(func(t *subreaper) {
-			if t.first != 0 {
+			if t.kin.first != 0 {
 				_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limitMax()})
 			}
 		})
@@ -115,7 +118,7 @@ func hold() (*held, error) {
 	runtime.LockOSThread()
 	Survive()
 	time.Sleep(time.Nanosecond) // as the supervisor does: the runtime opens what it needs for timers
-	t, err := openTree(Options{ID: "test"})
+	t, err := openSubreaper(Options{ID: "test"}, false)
 	return &held{subreaper: t}, err
 }
 
@@ -513,11 +516,11 @@ func longLookRole([]string) error {
 		return err
 	}
 	asked := 0
-	h.proc.ear = func() bool { asked++; return true }
+	h.proc.interrupted = func() bool { asked++; return true }
 	if !look() || asked != 1 {
 		return fmt.Errorf("the ear was asked %d times, and the look went on", asked)
 	}
-	h.proc.ear = nil
+	h.proc.interrupted = nil
 	if !h.Holds(time.Now()) {
 		return errors.New("a look without any time knows that nobody holds anything")
 	}
@@ -607,7 +610,7 @@ func untoldStartRole([]string) error {
 // Without siblings the kernel has the answer at once. Asking it for every pid there
 // can be takes seconds, in which a guard would outlive its caller.
 func TestOnlySiblingsWithoutAny(t *testing.T) {
-	tree := &subreaper{pidMax: maxPID, siblings: map[int]int{}, arena: make([]int32, 1)}
+	tree := &subreaper{kin: kin{pidMax: maxPID, arena: make([]int32, 1)}, siblings: map[int]int{}}
 	quickest := time.Hour
 	for range 3 {
 		began := time.Now()
@@ -664,11 +667,12 @@ func TestEndedHaveNames(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	tree := &subreaper{ended: make([]record, 0, 4)}
+	var tree subreaper
 	tree.proc.open()
-	defer closeFD(tree.proc.fd)
+	tree.signalled = newSignalled(&tree.proc)
+	defer sys.Close(tree.proc.fd)
 	for _, pid := range []int{cmd.Process.Pid, os.Getpid()} {
-		tree.note(tree.entry(&target{pid: pid, pidfd: -1}), syscall.SIGKILL, nil)
+		tree.signalled.note(tree.signalled.entry(&target{pid: pid, pidfd: -1}), syscall.SIGKILL, nil)
 	}
 	s := tree.Summary()
 	list, more := s.Ended, s.EndedMore

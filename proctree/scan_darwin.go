@@ -41,14 +41,6 @@ const (
 // launchd is given all orphans.
 const launchd = 1
 
-// abilities are what the system tells and lets do, as probed at the start.
-type abilities struct {
-	IDs            bool // of processes and their parents, never given twice
-	ParentVersions bool // what a parent was when it forked, kept by who executes later: macOS 15.4
-	Coalitions     bool
-	ExactSignals   bool // to a process by its version, and to nobody else: macOS 14.2
-}
-
 // processTable is the process table of macOS for a Tracker.
 type processTable struct {
 	marking
@@ -66,6 +58,115 @@ type told struct {
 // newProcessTable reads the table for a tree with that mark.
 func newProcessTable(m marking) *processTable {
 	return &processTable{marking: m, able: probed(), known: map[int]told{}, next: map[int]told{}}
+}
+
+// setInterrupted does nothing: a scan is a single system call.
+func (p *processTable) setInterrupted(func() bool) {}
+
+// Rows reads the whole table.
+func (p *processTable) Rows() ([]Row, error) {
+	list, err := unix.SysctlKinfoProcSlice("kern.proc.all")
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Row, 0, len(list))
+	clear(p.next)
+	for i := range list {
+		k := &list[i]
+		r := Row{
+			PID: int(k.Proc.P_pid), Parent: int(k.Eproc.Ppid),
+			Start: startOf(k),
+		}
+		if r.PID <= 0 {
+			continue // the kernel
+		}
+		switch e := p.complete(&r, uint32(k.Proc.P_stat)); e {
+		case nil:
+			rows = append(rows, r)
+		case unix.ESRCH:
+		default: // a sandbox can keep us from asking about some
+			err = e
+		}
+	}
+	p.known, p.next = p.next, p.known
+	return rows, err
+}
+
+// row reads one row.
+func (p *processTable) row(pid int) (Row, error) {
+	k, err := kinfo(pid)
+	if err != nil {
+		return Row{}, err
+	}
+	r := Row{PID: pid, Parent: int(k.Eproc.Ppid), Start: startOf(k)}
+	return r, p.complete(&r, uint32(k.Proc.P_stat))
+}
+
+// Mark reads what the process was executed with. The system withholds the
+// environment of what it has signed itself, and of other users' processes.
+func (p *processTable) Mark(r *Row) Mark {
+	b, err := unix.SysctlRaw("kern.procargs2", r.PID)
+	if err != nil || !p.is(r) {
+		return MarkHidden
+	}
+	return p.inArguments(b)
+}
+
+// complete adds to what the table says of a process, in that state, what it does not
+// say. All of it is of one process: an ID that is the same before and after has been
+// the pid's all the time. ESRCH if it is gone, or its number has passed on: then the
+// next scan has the other one.
+func (p *processTable) complete(r *Row, state uint32) error {
+	if p.able.IDs {
+		before, seen := p.known[r.PID]
+		u, err := readUnique(r.PID)
+		if err != nil {
+			return err
+		}
+		if !seen || before.id != u.id {
+			// Nothing says yet that the table has meant this one.
+			s, err := readShort(r.PID)
+			if err != nil {
+				return err
+			}
+			before = told{id: u.id}
+			if p.able.Coalitions {
+				before.coalition, _ = readCoalition(r.PID) // a zombie tells none
+			}
+			if u, err = readUnique(r.PID); err != nil {
+				return err
+			}
+			if u.id != before.id {
+				return unix.ESRCH
+			}
+			r.Parent, state = s.parent, s.state
+		}
+		p.next[r.PID] = before
+		r.ID, r.ParentID, r.Version, r.ParentVersion, r.Coalition = u.id, u.parent, u.version, u.parentVersion, before.coalition
+	}
+	r.Session, _ = unix.Getsid(r.PID) // 0 of a zombie
+	r.Orphan = r.Parent == launchd
+	r.Zombie = state == stateZombie
+	r.Suspended = state == stateStopped && !runs(r.PID)
+	return nil
+}
+
+// is reports whether the process of that row still has its pid.
+func (p *processTable) is(r *Row) bool {
+	if p.able.IDs {
+		u, err := readUnique(r.PID)
+		return err == nil && u.id == r.ID
+	}
+	k, err := unix.SysctlKinfoProc("kern.proc.pid", r.PID)
+	return err == nil && startOf(k) == r.Start
+}
+
+// abilities are what the system tells and lets do, as probed at the start.
+type abilities struct {
+	IDs            bool // of processes and their parents, never given twice
+	ParentVersions bool // what a parent was when it forked, kept by who executes later: macOS 15.4
+	Coalitions     bool
+	ExactSignals   bool // to a process by its version, and to nobody else: macOS 14.2
 }
 
 // probed is what probe has found, once.
@@ -156,91 +257,4 @@ func runs(pid int) bool {
 // startOf is when a process was started, in microseconds.
 func startOf(k *unix.KinfoProc) uint64 {
 	return uint64(k.Proc.P_starttime.Sec)*1e6 + uint64(k.Proc.P_starttime.Usec)
-}
-
-func (p *processTable) Rows() ([]Row, error) {
-	list, err := unix.SysctlKinfoProcSlice("kern.proc.all")
-	if err != nil {
-		return nil, err
-	}
-	rows := make([]Row, 0, len(list))
-	clear(p.next)
-	for i := range list {
-		k := &list[i]
-		r := Row{
-			PID: int(k.Proc.P_pid), Parent: int(k.Eproc.Ppid),
-			Start: startOf(k),
-		}
-		if r.PID <= 0 {
-			continue // the kernel
-		}
-		switch e := p.complete(&r, uint32(k.Proc.P_stat)); e {
-		case nil:
-			rows = append(rows, r)
-		case unix.ESRCH:
-		default: // a sandbox can keep us from asking about some
-			err = e
-		}
-	}
-	p.known, p.next = p.next, p.known
-	return rows, err
-}
-
-// complete adds to what the table says of a process, in that state, what it does not
-// say. All of it is of one process: an ID that is the same before and after has been
-// the pid's all the time. ESRCH if it is gone, or its number has passed on: then the
-// next scan has the other one.
-func (p *processTable) complete(r *Row, state uint32) error {
-	if p.able.IDs {
-		before, seen := p.known[r.PID]
-		u, err := readUnique(r.PID)
-		if err != nil {
-			return err
-		}
-		if !seen || before.id != u.id {
-			// Nothing says yet that the table has meant this one.
-			s, err := readShort(r.PID)
-			if err != nil {
-				return err
-			}
-			before = told{id: u.id}
-			if p.able.Coalitions {
-				before.coalition, _ = readCoalition(r.PID) // a zombie tells none
-			}
-			if u, err = readUnique(r.PID); err != nil {
-				return err
-			}
-			if u.id != before.id {
-				return unix.ESRCH
-			}
-			r.Parent, state = s.parent, s.state
-		}
-		p.next[r.PID] = before
-		r.ID, r.ParentID, r.Version, r.ParentVersion, r.Coalition = u.id, u.parent, u.version, u.parentVersion, before.coalition
-	}
-	r.Session, _ = unix.Getsid(r.PID) // 0 of a zombie
-	r.Orphan = r.Parent == launchd
-	r.Zombie = state == stateZombie
-	r.Suspended = state == stateStopped && !runs(r.PID)
-	return nil
-}
-
-// is reports whether the process of that row still has its pid.
-func (p *processTable) is(r *Row) bool {
-	if p.able.IDs {
-		u, err := readUnique(r.PID)
-		return err == nil && u.id == r.ID
-	}
-	k, err := unix.SysctlKinfoProc("kern.proc.pid", r.PID)
-	return err == nil && startOf(k) == r.Start
-}
-
-// Mark reads what the process was executed with. The system withholds the
-// environment of what it has signed itself, and of other users' processes.
-func (p *processTable) Mark(r *Row) Mark {
-	b, err := unix.SysctlRaw("kern.procargs2", r.PID)
-	if err != nil || !p.is(r) {
-		return MarkHidden
-	}
-	return p.inArguments(b)
 }

@@ -56,7 +56,7 @@ func onlySiblingsRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	if h.subreaper, err = openWithSiblings(Options{}); err != nil { // its own threads, and the same children
+	if h.subreaper, err = openSubreaper(Options{}, true); err != nil { // its own threads, and the same children
 		return err
 	}
 	if !h.OnlySiblings() {
@@ -101,7 +101,7 @@ func onlySiblingsRole(args []string) error {
 				return fmt.Errorf("%v: there are more than siblings after %v", what, patience)
 			}
 			h.Collect(true)
-			if h.isSibling(pid) { // its exit is seen by reaping
+			if h.siblings.has(pid) { // its exit is seen by reaping
 				_ = h.Reap()
 				continue
 			}

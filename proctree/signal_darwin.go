@@ -42,8 +42,8 @@ func signalUnreaped(pid int, sig syscall.Signal) error {
 	return syscall.Kill(pid, sig)
 }
 
-// Kill sends it SIGKILL, and nobody else. syscall.ESRCH says that it is gone.
+// Kill sends SIGKILL to the process, and to no other. syscall.ESRCH means that it is gone.
 func (i Identity) Kill() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGKILL) }
 
-// Resume sends it SIGCONT in the same way.
+// Resume sends SIGCONT in the same way.
 func (i Identity) Resume() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGCONT) }

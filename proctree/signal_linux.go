@@ -2,14 +2,13 @@ package proctree
 
 import (
 	"errors"
-	"math"
-	"sync"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/sys"
 )
 
 // This is the only file that sends signals. Three kinds of target are possible,
@@ -20,51 +19,6 @@ import (
 
 // errNotOurs refuses a pid that is not an unreaped child of this process.
 var errNotOurs = errors.New("not an unreaped child of this process")
-
-// childState is what awaitChild saw.
-type childState int
-
-const (
-	childAlive childState = iota
-	childDead             // exited, not reaped
-	childNone             // no child of ours has this pid
-)
-
-// siginfo is the part of the kernel's siginfo_t that waitid fills in, on a
-// 64-bit system: three ints, padding, then pid, uid and status.
-type siginfo struct {
-	signo, errno, code int32
-	_                  int32
-	pid                int32
-	uid                uint32
-	status             int32
-	_                  [100]byte
-}
-
-// stateOf says what pid is to us, and changes nothing.
-func stateOf(pid int) childState {
-	info, errno := peek(pid)
-	switch {
-	case errno != 0:
-		return childNone
-	case int(info.pid) == pid && (info.code == cldExited || info.code == cldKilled || info.code == cldDumped):
-		return childDead
-	}
-	return childAlive
-}
-
-// peek asks whether pid, a child of ours, has exited, and does not reap it.
-func peek(pid int) (siginfo, syscall.Errno) {
-	return waitFor(unix.P_PID, pid, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
-}
-
-// The values of si_code for SIGCHLD that mean an end; the others tell of a
-// child that was stopped or continued.
-const (
-	cldExited = 1
-	cldKilled = 2
-	cldDumped = 3
-)
 
 // target is a process that is about to be signalled. It cannot become another one
 // while it is held: pidfd stands for it, or is -1 where it could not be had, and
@@ -92,7 +46,7 @@ func holdChild(pid int, spare *int) (m target, err error) {
 	meanwhile("open", pid)
 	m = target{pid: pid, own: true}
 	if m.pidfd, err = pidfdOpen(pid); (err == unix.EMFILE || err == unix.ENFILE) && spare != nil && *spare >= 0 {
-		closeFD(*spare)
+		sys.RawClose(*spare)
 		*spare = -1
 		m.pidfd, err = pidfdOpen(pid)
 	}
@@ -109,7 +63,7 @@ func holdChild(pid int, spare *int) (m target, err error) {
 		return m, nil
 	}
 	if m.pidfd >= 0 {
-		closeFD(m.pidfd)
+		sys.RawClose(m.pidfd)
 	}
 	return m, err
 }
@@ -156,7 +110,7 @@ func signalChild(pid int, sig syscall.Signal) error {
 		return err
 	}
 	if m.pidfd >= 0 {
-		defer closeFD(m.pidfd)
+		defer sys.RawClose(m.pidfd)
 	}
 	return m.send(sig)
 }
@@ -167,27 +121,8 @@ func signalUnreaped(pid int, sig syscall.Signal) error { return signalChild(pid,
 // kernelReaps: children that exit are gone at once: see setSIGCHLD.
 var kernelReaps bool
 
-// childrenVanish reports whether the kernel knows CLONE_AUTOREAP (Linux 7.1,
-// clone(2)), which needs no privilege: a child made with it is gone when it has ended,
-// whoever is its parent by then. The kernel says "invalid argument" to a flag that it
-// does not know, and to one that it knows that there is no such cgroup: no descriptor
-// is as high as the one that it is given. Whom seccomp forbids to ask, all below
-// cannot use it either.
-var childrenVanish = sync.OnceValue(func() bool {
-	args := struct {
-		flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
-	}{flags: unix.CLONE_AUTOREAP | unix.CLONE_INTO_CGROUP, cgroup: math.MaxInt32}
-	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&args)), unsafe.Sizeof(args), 0)
-	if errno == 0 && pid == 0 {
-		for { // no Linux comes here
-			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
-		}
-	}
-	return errno != unix.EINVAL && errno != unix.ENOSYS && errno != unix.EPERM
-})
-
-// there reports whether m, dead or alive, still has its pid.
-func (m *target) there() bool {
+// exists reports whether m, dead or alive, still has its pid.
+func (m *target) exists() bool {
 	return m.pidfd >= 0 && unreaped(m.pidfd) || m.pidfd < 0 && stateOf(m.pid) != childNone
 }
 
@@ -224,6 +159,36 @@ func pidfdOpen(pid int) (int, error) {
 	return int(fd), nil
 }
 
+// killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
+// and to whom they are forking. kill is its cgroup.kill. If that fails the next strike
+// tries again.
+func killGroup(kill int) bool {
+	if fault.At(fault.Write) != 0 {
+		return false
+	}
+	one := [1]byte{'1'}
+	_, _, errno := unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
+	return errno == 0
+}
+
+// Signal sends a signal to the process of a row, which it holds by a pidfd while it looks
+// whether that is the one.
+func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
+	if r.PID <= 1 || r.PID == unix.Getpid() {
+		return errNotOurs
+	}
+	fd, err := pidfdOpen(r.PID)
+	if err != nil {
+		return err
+	}
+	defer sys.RawClose(fd)
+	var s stat
+	if !p.stat(r.PID, &s) || s.start != r.Start || !unreaped(fd) {
+		return syscall.ESRCH
+	}
+	return signalPidfd(fd, sig)
+}
+
 // KillPidfd sends SIGKILL to the process that fd, a pidfd, stands for. It is
 // for a caller that ends a helper of its own.
 func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }
@@ -238,15 +203,3 @@ func ProbePidfd(fd int) error {
 
 // ResumePidfd sends SIGCONT to it in the same way.
 func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }
-
-// killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
-// and to whom they are forking. kill is its cgroup.kill. If that fails the next strike
-// tries again.
-func killGroup(kill int) bool {
-	if fault.At(fault.Write) != 0 {
-		return false
-	}
-	one := [1]byte{'1'}
-	_, _, errno := unix.RawSyscall6(unix.SYS_PWRITE64, uintptr(kill), uintptr(unsafe.Pointer(&one[0])), 1, 0, 0, 0)
-	return errno == 0
-}

@@ -9,15 +9,10 @@ import (
 	"curfew/outcome"
 )
 
-// Sweep is for when who held a tree is lost. It ends whoever is in the session of the
-// leader, 0 if that is not known, or carries the mark in its environment, and what
-// descends from those, as far as it was started at or after since; until two scans
-// running find none, or the time is over. It is no proof of anything: who has left
-// that session and hides its environment is found by its parent alone.
-//
-// Orphans of the same coalition that nothing else is known of are returned as suspects
-// and not signalled.
-func Sweep(l Lost, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+// sweepLost ends what is in the session of the leader, or carries the mark, and what
+// descends from those, as far as it was started at or after Since. Orphans of the same
+// coalition of which nothing else is known are suspects.
+func sweepLost(l Lost, until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
 	w := &sweepTable{processTable: newProcessTable(marking{prefix: l.MarkPrefix, mark: l.Mark})}
 	own, err := w.row(unix.Getpid())
 	if err != nil {
@@ -31,7 +26,7 @@ func Sweep(l Lost, until time.Time) (ended []outcome.Ended, suspects []outcome.P
 	return w.ended, suspects
 }
 
-// sweepTable notes whom it ends.
+// sweepTable notes what it ends.
 type sweepTable struct {
 	*processTable
 	ended []outcome.Ended

@@ -50,7 +50,7 @@ func TestSweepIsHeldUp(t *testing.T) {
 	mark, _, cmd := marked(t, "sleep", tooLong)
 	w := newSweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Group: "none", Since: time.Now().Add(-time.Second)})
 	goOn, went := make(chan struct{}), make(chan struct{}, 1)
-	w.ear = func() bool { // as reading what the process has could do
+	w.interrupted = func() bool { // as reading what the process has could do
 		<-goOn
 		select {
 		case went <- struct{}{}:
@@ -60,7 +60,7 @@ func TestSweepIsHeldUp(t *testing.T) {
 	}
 	returned := make(chan int, 1)
 	go func() {
-		ended, _ := w.sweep(time.Now().Add(50 * time.Millisecond))
+		ended, _ := w.run(time.Now().Add(50 * time.Millisecond))
 		returned <- len(ended)
 	}()
 	select {

@@ -211,7 +211,7 @@ func vanishRole(args []string) error {
 		return err
 	}
 	letVanish()
-	pid, done := h.leader, false
+	pid, done := h.leader.pid, false
 	meanwhile = func(next string, who int) {
 		if next != args[0] || who != pid || done {
 			return
@@ -244,7 +244,7 @@ func numberAgainRole([]string) error {
 		return err
 	}
 	letVanish()
-	pid := h.leader
+	pid := h.leader.pid
 	if n := h.Strike(false).Fresh; n != 1 {
 		return fmt.Errorf("%d were struck", n)
 	}
@@ -277,7 +277,7 @@ func noDescriptorLeftRole([]string) error {
 		return err
 	}
 	for err == nil {
-		_, err = unix.Dup(h.root)
+		_, err = unix.Dup(h.threads.root)
 	}
 	childrenVanish = func() bool { return true }
 	return h.kill()
@@ -292,7 +292,7 @@ func vanishingOrphansRole([]string) error {
 	if err != nil {
 		return err
 	}
-	if err := h.run([]int{h.root, int(w.Fd()), 2}, "sh", "-c", `for i in 1 2 3; do setsid sh -c "trap '' TERM; sleep 0.1; sleep `+tooLong+`" & done; exit 3`); err != nil {
+	if err := h.run([]int{h.threads.root, int(w.Fd()), 2}, "sh", "-c", `for i in 1 2 3; do setsid sh -c "trap '' TERM; sleep 0.1; sleep `+tooLong+`" & done; exit 3`); err != nil {
 		return err
 	}
 	w.Close()
@@ -318,7 +318,7 @@ func readTwiceRole([]string) error {
 	if err != nil {
 		return err
 	}
-	if h.subreaper, err = openWithSiblings(Options{}); err != nil {
+	if h.subreaper, err = openSubreaper(Options{}, true); err != nil {
 		return err
 	}
 	sibling, err := h.sibling("sh", "-c", "sleep "+tooLong+" & sleep "+tooLong)
@@ -366,7 +366,7 @@ func autoreapRole([]string) error {
 		return err
 	}
 	os.Setenv(roleVar, "autoreaper")
-	if err := h.run([]int{h.root, int(w.Fd()), 2}, os.Args[0]); err != nil {
+	if err := h.run([]int{h.threads.root, int(w.Fd()), 2}, os.Args[0]); err != nil {
 		return err
 	}
 	os.Unsetenv(roleVar)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/proctree"
 )
@@ -98,13 +99,13 @@ func serveGuard() (code int) {
 		g.tree, err = proctree.OpenWithSiblings(proctree.Options{Interrupted: g.interrupted})
 	}
 	if err == nil {
-		g.root, err = proctree.OpenFile("/", unix.O_PATH)
+		g.root, err = sys.Open("/", unix.O_PATH, 0)
 	}
 	if err != nil {
 		_ = g.conn.Send(wire.Refusal(err))
 		return 0
 	}
-	if g.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
+	if g.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
 		g.null = g.root // gives and takes nothing either
 	}
 	state, err := readState(g.tree.ForkingThread())

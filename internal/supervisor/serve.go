@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
@@ -96,7 +97,7 @@ func serve() (code int) {
 		s.send(wire.Refusal(err))
 		return exitRefused
 	}
-	if s.null, err = proctree.OpenFile("/dev/null", unix.O_RDWR); err != nil {
+	if s.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
 		// A root directory without /dev.
 		if s.null, err = emptyPipe(); err != nil {
 			s.send(wire.Refusal(err))
@@ -238,7 +239,7 @@ func wait(fds []unix.PollFd, until time.Time) {
 				fds[i].Revents = unix.POLLERR
 			}
 		}
-		proctree.Pause(10 * time.Millisecond)
+		sys.Pause(10 * time.Millisecond)
 		return
 	}
 }

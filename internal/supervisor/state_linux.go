@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/fault"
-	"curfew/proctree"
+	"curfew/internal/sys"
 )
 
 const (
@@ -144,7 +144,7 @@ func realAndEffective(ids []byte) string {
 
 // readSmall reads a file of /proc whole; it must fit into buf.
 func readSmall(path string, buf []byte) ([]byte, error) {
-	fd, err := proctree.OpenFile(path, unix.O_RDONLY)
+	fd, err := sys.Open(path, unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func readSmall(path string, buf []byte) ([]byte, error) {
 
 // readSmallPart reads the beginning of a file, as much as fits into buf.
 func readSmallPart(path string, buf []byte) ([]byte, error) {
-	fd, err := proctree.OpenFile(path, unix.O_RDONLY)
+	fd, err := sys.Open(path, unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}

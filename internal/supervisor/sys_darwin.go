@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/journal"
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/proctree"
 )
@@ -63,9 +64,8 @@ func poll(fds []unix.PollFd, until time.Time) error {
 // notifier returns a descriptor that becomes readable when something is written to the
 // other one.
 func notifier() (fd, tell int, err error) {
-	p, err := proctree.NewsPipe()
-	if err != nil {
+	if fd, tell, err = sys.NonblockingPipe(); err != nil {
 		return -1, -1, fmt.Errorf("pipe: %w", err)
 	}
-	return p[0], p[1], nil
+	return fd, tell, nil
 }

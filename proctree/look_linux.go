@@ -4,27 +4,27 @@ import "time"
 
 // look limits one look at what other processes decide the size of: how many they are, how
 // many threads and files each has, how long its environment is. A look ends early when
-// its time is over, and when somebody whom this process must hear has something to say.
+// its time is over, and when the caller of the tree's methods has something else to do.
 // What was not seen by then is unknown, and counts as that. The zero value has no limit.
 type look struct {
-	ear   func() bool // whether somebody has something to say; may be nil
-	on    bool
-	deaf  bool      // the ear is not asked
-	until time.Time // zero: no limit
-	asked time.Time // when the ear was asked
-	cut   bool      // it ended early
+	interrupted func() bool // Options.Interrupted; may be nil
+	on          bool
+	deaf        bool      // interrupted is not asked
+	until       time.Time // zero: no limit
+	asked       time.Time // when interrupted was asked
+	cut         bool      // the look ended early
 }
 
-// betweenEars is the longest time in which nobody is heard.
-const betweenEars = time.Millisecond
+// betweenQuestions is the longest time in which a caller has to wait.
+const betweenQuestions = time.Millisecond
 
 // begin begins a look that ends at the given time at the latest.
 func (l *look) begin(until time.Time) {
 	l.on, l.deaf, l.until, l.asked, l.cut = true, false, until, time.Now(), false
 }
 
-// beginDeaf begins one that goes on whoever has something to say.
-func (l *look) beginDeaf(until time.Time) {
+// beginUninterrupted begins a look that only the time ends.
+func (l *look) beginUninterrupted(until time.Time) {
 	l.begin(until)
 	l.deaf = true
 }
@@ -45,8 +45,8 @@ func (l *look) over() bool {
 	switch {
 	case !l.until.IsZero() && !now.Before(l.until):
 		l.cut = true
-	case !l.deaf && l.ear != nil && now.Sub(l.asked) >= betweenEars:
-		l.cut = l.ear()
+	case !l.deaf && l.interrupted != nil && now.Sub(l.asked) >= betweenQuestions:
+		l.cut = l.interrupted()
 		l.asked = time.Now()
 	}
 	return l.cut
