@@ -863,3 +863,40 @@ func runRaw(path string, args, env []string) []byte {
 	}
 	return raw
 }
+
+// A helper of another version is refused, and the error names both.
+func TestHelperOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		first *wire.Message
+		want  []string
+	}{
+		"older":      {&wire.Message{Hello: &wire.Hello{Version: wire.Version - 1}}, []string{"stub", fmt.Sprint("version ", wire.Version-1), fmt.Sprint("version ", wire.Version)}},
+		"newer":      {&wire.Message{Hello: &wire.Hello{Version: wire.Version + 1}}, []string{"stub", fmt.Sprint("version ", wire.Version+1), fmt.Sprint("version ", wire.Version)}},
+		"no version": {&wire.Message{Ready: &struct{}{}}, []string{"stub", "does not begin with its version"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pair, err := wire.Socketpair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(pair[1])
+			h := &Client{}
+			stub(&h.helper, pair[0])
+			defer h.Close(0)
+			if err := wire.SendOn(pair[1], tt.first); err != nil {
+				t.Fatal(err)
+			}
+			err = h.greet(t.Context())
+			if !errors.Is(err, errRefused) {
+				t.Fatalf("got %v", err)
+			}
+			for _, part := range tt.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q does not contain %q", err, part)
+				}
+			}
+		})
+	}
+}

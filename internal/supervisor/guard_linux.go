@@ -81,7 +81,7 @@ const keepSwept = 256
 // serveGuard returns the exit code, which is not 0 if it is not known whether what a lost
 // supervisor held has gone.
 func serveGuard() (code int) {
-	err := settle()
+	err := prepareHelper()
 	g := &warden{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
 		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removeTempDir}
 	dir := ""

@@ -14,34 +14,33 @@ import (
 	"curfew/internal/wire"
 )
 
-// Pool has the helpers of a caller: the guards, and the idle supervisors that
-// are kept for the next invocation. The zero value is ready.
+// Pool has the helpers of a caller: the guards, the supervisors in use, and the idle ones that
+// are kept for the next invocation. The zero value is ready. Its methods are safe for
+// concurrent use.
 type Pool struct {
-	// Executable to start helpers from; "" is the running one.
+	// Executable is what helpers are started from; "" is the running executable.
 	Executable string
-	// BuildMode is how this program was built, "" if that is not known. Libraries
-	// cannot do without an Executable.
+	// BuildMode is how this program was built, "" if that is not known. Libraries cannot do
+	// without an Executable.
 	BuildMode string
-	// IdleTime is how long an idle helper is kept; 0 means DefaultIdleTime.
+	// IdleTime is how long an idle supervisor is kept; 0 means DefaultIdleTime.
 	IdleTime time.Duration
 	// MaxIdle is how many idle supervisors are kept; 0 means DefaultMaxIdle.
 	MaxIdle int
-	// StateDir and Peer are the journal's directory and our name in it, if there
-	// is one.
+	// StateDir and Peer are the journal's directory and our name in it, if there is one.
 	StateDir, Peer string
 
 	once  sync.Once
-	start chan struct{} // held by who starts a guard: the others wait for it and use it
+	start chan struct{} // holds one value while a guard is started: the others wait for it and use it
 
 	mu       sync.Mutex
-	guards   []*guardClient
-	idle     []*Client // the one used last is last
-	straying []*helper // let go of and not ended yet
-	timer    *time.Timer
 	closed   bool
-
-	serving map[*helper]bool // supervisors that Get has given out
-	watch   *time.Timer      // runs wakeHelpers, while there are such
+	guards   []*guardClient
+	serving  map[*helper]bool // supervisors that Get has given out
+	idle     []*Client        // the one used last is last
+	straying []*helper        // closed, and not ended yet
+	waking   *time.Timer      // runs wakeHelpers, while supervisors serve
+	expiring *time.Timer      // runs expire, if it has something to do
 }
 
 // Defaults of a Pool.
@@ -50,7 +49,7 @@ const (
 	DefaultMaxIdle  = 64
 )
 
-// journal is where helpers find the journal.
+// journal returns the variables by which helpers find the journal.
 func (p *Pool) journal() []string {
 	if p.StateDir == "" {
 		return nil
@@ -58,20 +57,19 @@ func (p *Pool) journal() []string {
 	return []string{wire.StateVar + "=" + p.StateDir, wire.PeerVar + "=" + p.Peer}
 }
 
-// reapLimit bounds the wait for a helper that was told to end. It has nothing
-// left to do.
+// reapLimit bounds the wait for the end of a helper that was closed and has nothing left to do.
 const reapLimit = time.Second
 
-// closeLimit is the same for those that were told to end for good. They take
-// milliseconds, and on a machine under load seconds.
+// closeLimit is the same for Close. A helper takes milliseconds to end, and seconds on a machine
+// under load.
 const closeLimit = 10 * time.Second
 
-// Get returns a supervisor whose CLI will inherit just what one started by the
-// calling thread would inherit now. It takes an idle one if that is so, or
-// starts one. It blocks until the supervisor has answered.
+// Get returns a supervisor whose CLI will inherit just what a process started by the calling
+// thread would inherit now. It takes an idle one that fits, or starts one. It blocks until the
+// supervisor has answered.
 //
-// One that is to leave processes behind is alone: its parent is no guard, which
-// would end what was to be left.
+// A supervisor that is to leave processes behind is alone: it is our child, since a guard would
+// end what was to be left.
 func (p *Pool) Get(ctx context.Context, alone bool) (*Client, error) {
 	c, err := p.get(ctx, alone)
 	if err == nil {
@@ -98,13 +96,13 @@ func (p *Pool) get(ctx context.Context, alone bool) (*Client, error) {
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
-			tries = -1 // one that has ended meanwhile; each is met once
+			tries = -1 // it has ended meanwhile; each idle one is met once
 		default:
 			if err = c.greetIn(ctx, how.now); err == nil {
 				return c, nil
 			}
 			p.refused(ctx, c, began)
-			// A guard that is older can have been changed, or be gone.
+			// A guard that was there before can have been changed, or have ended.
 			if ctx.Err() != nil || how.fresh || tries > 0 {
 				return nil, err
 			}
@@ -127,8 +125,8 @@ func (h *helper) greetIn(ctx context.Context, now *State) error {
 	return nil
 }
 
-// dismissAfter is how long a start must have taken, when it is given up, for its guard to be
-// suspected of not starting anything any more. An idle machine takes 20 ms.
+// dismissAfter is how long a start that is given up must have taken, for its guard to be
+// suspected of starting nothing any more. An idle machine takes 20 ms.
 const dismissAfter = 2 * time.Second
 
 // refused ends a supervisor whose greeting failed, and dismisses its guard. A start that was
@@ -141,8 +139,8 @@ func (p *Pool) refused(ctx context.Context, c *Client, began time.Time) {
 	}
 }
 
-// errGuardChanged means that a guard is not what it was when it was started. A guard can be
-// dismissed in the moment in which another invocation is about to ask it, also a fresh one.
+// errGuardChanged means that a guard is not what it was when it was started. A guard, even a new
+// one, can be dismissed while another invocation is about to ask it.
 var errGuardChanged = errors.New("supervisor: the guard has changed")
 
 // guardTries is how often another guard is taken instead.
@@ -150,9 +148,9 @@ const guardTries = 20
 
 // obtained is how takeOrSpawn got a supervisor.
 type obtained struct {
-	idle  bool   // it has served before
+	idle  bool   // it was kept from another invocation
 	fresh bool   // its guard, if any, was started for it
-	now   *State // of the calling thread; nil where it cannot be read: then no helper is used twice
+	now   *State // of the calling thread; nil if it cannot be read: then no helper is used twice
 }
 
 // takeOrSpawn does what depends on the calling thread.
@@ -191,8 +189,8 @@ func (p *Pool) takeOrSpawn(ctx context.Context, alone bool) (c *Client, how obta
 	return c, how, err
 }
 
-// guard returns a guard in the state now, which it starts if there is none. The guard counts
-// a supervisor more from then on.
+// guard returns a guard in the state now, and starts one if there is none. It counts one
+// supervisor more for the guard.
 func (p *Pool) guard(ctx context.Context, now *State, noFile uint64) (g *guardClient, fresh bool, err error) {
 	p.once.Do(func() { p.start = make(chan struct{}, 1) })
 	select {
@@ -231,15 +229,15 @@ func (p *Pool) findGuard(now *State, noFile uint64) *guardClient {
 	return nil
 }
 
-// release counts a supervisor less for its guard.
+// release counts one supervisor less for its guard.
 func (p *Pool) release(g *guardClient) {
 	p.mu.Lock()
 	g.supervisors--
 	p.mu.Unlock()
 }
 
-// dismiss makes the guard start no more supervisors. It is let go of after the last of those
-// that it has: should one of them be lost, the guard is to answer for it.
+// dismiss makes the guard start no more supervisors. The guard stays until its last supervisor
+// has ended: should one be lost, the guard answers for it.
 func (p *Pool) dismiss(g *guardClient) {
 	p.mu.Lock()
 	g.dismissed = true
@@ -281,17 +279,17 @@ func (p *Pool) giveOut(c *Client) {
 		p.serving = map[*helper]bool{}
 	}
 	p.serving[&c.helper] = true
-	if p.watch == nil {
-		p.watch = time.AfterFunc(watchEvery, p.wakeHelpers)
+	if p.waking == nil {
+		p.waking = time.AfterFunc(watchEvery, p.wakeHelpers)
 	}
 }
 
 // takeBack notes that h serves no more. p.mu is held.
 func (p *Pool) takeBack(h *helper) {
 	delete(p.serving, h)
-	if len(p.serving) == 0 && p.watch != nil {
-		p.watch.Stop()
-		p.watch = nil
+	if len(p.serving) == 0 && p.waking != nil {
+		p.waking.Stop()
+		p.waking = nil
 	}
 }
 
@@ -316,8 +314,8 @@ func (p *Pool) wakeHelpers() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.watch != nil {
-		p.watch.Reset(watchEvery)
+	if p.waking != nil {
+		p.waking.Reset(watchEvery)
 	}
 }
 
@@ -373,8 +371,8 @@ func (p *Pool) noteClosed(h *helper, ended bool) {
 // expireIn makes expire run after d, if it is not going to run anyway and has something to
 // do. p.mu is held.
 func (p *Pool) expireIn(d time.Duration) {
-	if p.timer == nil && (!p.closed || len(p.straying) > 0) {
-		p.timer = time.AfterFunc(d, p.expire)
+	if p.expiring == nil && (!p.closed || len(p.straying) > 0) {
+		p.expiring = time.AfterFunc(d, p.expire)
 	}
 }
 
@@ -383,7 +381,7 @@ func (p *Pool) expireIn(d time.Duration) {
 func (p *Pool) expire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.timer = nil
+	p.expiring = nil
 	now := time.Now()
 	p.idle = slices.DeleteFunc(p.idle, func(c *Client) bool {
 		if now.Before(c.expires) {
@@ -428,9 +426,9 @@ func (p *Pool) Close() int {
 	}
 	straying := p.straying
 	p.idle, p.straying, p.guards = nil, nil, nil
-	if p.timer != nil {
-		p.timer.Stop()
-		p.timer = nil
+	if p.expiring != nil {
+		p.expiring.Stop()
+		p.expiring = nil
 	}
 	p.mu.Unlock()
 	for _, h := range closing {

@@ -82,7 +82,7 @@ type run struct {
 // it is not known what has become of them.
 func serve() (code int) {
 	s := &server{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: removeTempDir}
-	err := settle()
+	err := prepareHelper()
 	eachInherited(unix.CloseOnExec)
 	dir, release := "", func() {}
 	if err == nil {

@@ -1,11 +1,12 @@
 //go:build linux || darwin
 
-// Package supervisor is the helper between a caller and a CLI: the caller's own
-// executable, started again, which starts the CLI, keeps hold of its tree and
-// ends it. Importing the package is enough: when a process was started as a
-// helper, the package's initialisation takes over and never returns.
+// Package supervisor has the helpers between a caller and its CLIs, and the caller's ends of
+// them. A helper is the caller's own executable, started again: a supervisor starts a CLI, holds
+// its tree and ends it; the guard starts the supervisors, and ends what a lost one held.
+// Importing the package is enough: in a process that was started as a helper, the package's
+// initialisation takes over and never returns.
 //
-// Both ends are here: Client and Pool are the caller's, serve is the helper's.
+// Client and Pool are the caller's side; serve and serveGuard are the helpers'.
 package supervisor
 
 import (
@@ -19,19 +20,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/proctree"
 )
 
-// exitRefused is the exit code of a helper that will not serve. It must never
-// go on as the program that it is a copy of.
+// exitRefused is the exit code of a helper that does not serve. It must never go on as the
+// program that it is a copy of.
 const exitRefused = 125
 
-// init takes a helper over. Go initialises, of the packages whose imports are all
-// initialised, the one whose path sorts first, so each import of this package and of
-// those below it can put this one behind many of the program's own packages. Those of
-// runtime/debug, path/filepath, crypto/rand, math/big and net do, and are not used here;
-// adapter's TestTakeOverComesEarly holds the list.
+// init takes a helper over. Of the packages whose imports are all initialised, Go initialises the
+// one whose path sorts first, so each import of this package and of those below it can put this
+// one behind many of the program's own packages. The imports runtime/debug, path/filepath,
+// crypto/rand, math/big and net do that, and are not used here; adapter's
+// TestTakeOverComesEarly has the list.
 func init() {
 	if !isSocket(wire.ControlFD) {
 		return
@@ -39,8 +41,7 @@ func init() {
 	name := processName()
 	if name != wire.SupervisorName && name != wire.GuardName {
 		if os.Getenv(wire.HelperVar) != "" {
-			// It would go on as another copy of the program, which starts
-			// helpers of its own.
+			// It would go on as another copy of the program, which starts helpers of its own.
 			refuse("this process was started as a helper, and does not look like one")
 		}
 		return
@@ -62,7 +63,7 @@ func refuse(why string) {
 	syscall.Exit(exitRefused)
 }
 
-// firstArgument takes argv[0] from what /proc/PID/cmdline begins with.
+// firstArgument returns argv[0] from the beginning of /proc/PID/cmdline.
 func firstArgument(b []byte) string {
 	name, _, _ := bytes.Cut(b, []byte{0})
 	return string(name)
@@ -73,16 +74,15 @@ func isSocket(fd int) bool {
 	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-// spareThreads is how many idle threads a helper has ready: the Go runtime
-// aborts when it cannot start one, and a bomb in the CLI uses up exactly that.
+// spareThreads is how many idle threads a helper keeps: the Go runtime aborts a process in which
+// it cannot start a thread, and a fork bomb leaves none.
 const spareThreads = 4
 
-// spareFiles is how many descriptors a helper needs at the least, beyond those that it
-// starts with.
+// spareFiles is how many descriptors a helper needs at least, beyond those that it starts with.
 const spareFiles = 16
 
-// settle makes this process fit to be a helper.
-func settle() error {
+// prepareHelper makes this process fit to be a helper.
+func prepareHelper() error {
 	unix.CloseOnExec(wire.ControlFD)
 	unix.CloseOnExec(wire.CallerFD)
 	closeOthers()
@@ -92,46 +92,46 @@ func settle() error {
 	beResumedBy(wire.ControlFD)
 	runtime.GOMAXPROCS(2)
 	proctree.Survive()
-	// The runtime opens what it needs for timers at the first one, and aborts
-	// if it cannot: a CLI can take that right away from us.
+	// The runtime opens what it needs for timers at the first one, and aborts if it cannot. A
+	// CLI can use up the descriptors later.
 	time.Sleep(time.Nanosecond)
 
 	room, _ := strconv.Atoi(os.Getenv(wire.RoomVar))
-	_ = os.Unsetenv(wire.RoomVar) // the next helper need not
+	_ = os.Unsetenv(wire.RoomVar) // the supervisors of this guard need not check
 	startThreads(spareThreads, min(room, callerThreads))
 	return nil
 }
 
-// startThreads makes the Go runtime have idle threads, of which it takes one before it
-// starts another; it never ends them. The passing ones only show that they could be had.
+// startThreads makes the Go runtime keep idle threads: it takes one of them before it starts
+// another, and never ends them. The passing ones end; they only show that there is room.
 func startThreads(staying, passing int) {
 	// Threads that are all blocked at once are all different.
-	var ready, over sync.WaitGroup
+	var ready, done sync.WaitGroup
 	release := make(chan struct{})
 	for i := range staying + passing {
 		ready.Add(1)
-		over.Add(1)
+		done.Add(1)
 		go func() {
 			runtime.LockOSThread()
 			ready.Done()
 			<-release
 			if i < staying {
-				runtime.UnlockOSThread() // or the thread ends with the goroutine
+				runtime.UnlockOSThread() // else the thread ends with the goroutine
 			}
-			over.Done()
+			done.Done()
 		}()
 	}
 	ready.Wait()
 	close(release)
-	over.Wait()
+	done.Wait()
 }
 
-// checkFiles returns an error if there are not enough descriptors to be had.
+// checkFiles returns an error if this process cannot have spareFiles descriptors more.
 func checkFiles() (err error) {
 	var files []int
 	for len(files) < spareFiles && err == nil {
 		var fd int
-		if fd, err = unix.FcntlInt(wire.ControlFD, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+		if fd, err = sys.Dup(wire.ControlFD); err == nil {
 			files = append(files, fd)
 		}
 	}
@@ -139,12 +139,12 @@ func checkFiles() (err error) {
 	return os.NewSyscallError("fcntl", err)
 }
 
-// closeOthers closes every descriptor that came along by accident. What was
-// opened since the process was executed is close-on-exec, and stays: the Go
-// runtime has some, if an init function before ours has used a timer.
+// closeOthers closes every descriptor that was inherited by accident. What was opened since the
+// process was executed is close-on-exec, and stays: the Go runtime has some, if an init function
+// before ours has used a timer.
 //
-// From the limit of open files on a number cannot be made again, so that the leader
-// can have it only by inheritance: such a descriptor stays.
+// A number that is not below the limit of open files cannot be made again, so a leader can have
+// it only by inheritance: such a descriptor stays.
 func closeOthers() {
 	limit := int(noFileLimit())
 	eachInherited(func(fd int) {
@@ -154,7 +154,7 @@ func closeOthers() {
 	})
 }
 
-// eachInherited calls do with each descriptor above callerFD that is not close-on-exec.
+// eachInherited calls do with each descriptor above wire.CallerFD that is not close-on-exec.
 func eachInherited(do func(fd int)) {
 	check := func(fd int) {
 		if fd <= wire.CallerFD {
@@ -165,7 +165,7 @@ func eachInherited(do func(fd int)) {
 		}
 	}
 	if !eachOpen(check) {
-		const likely = 4096 // without a list
+		const likely = 4096 // there is no list
 		for fd := range likely {
 			check(fd)
 		}

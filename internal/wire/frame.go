@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// A message is a header of 8 bytes (the lengths of the two parts, big endian),
-// a JSON part and a raw part. The raw part carries what need not be UTF-8.
+// A frame is a header (the lengths of the two parts, big endian), a JSON part, which is the
+// Message, and a raw part, for what need not be UTF-8.
 const (
 	FrameHeader = 8
 	MaxJSON     = 1 << 20
@@ -17,7 +17,7 @@ const (
 	MaxPerSend  = 250      // the kernel takes 253 in one message
 )
 
-// ErrProtocol wraps every complaint about what the other side sent.
+// ErrProtocol wraps every complaint about what the other end has sent.
 var ErrProtocol = errors.New("wire: protocol violated")
 
 // Encode returns m as a frame.
@@ -44,21 +44,25 @@ func FrameSize(header []byte) (jsonSize, rawSize int, err error) {
 	return int(j), int(r), nil
 }
 
-// Decode parses the JSON part of a frame. It must say exactly one thing.
+// Decode parses the JSON part of a frame. Exactly one field must be set.
 func Decode(b []byte) (*Message, error) {
 	var m Message
 	if err := json.Unmarshal(b, &m); err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
 	}
-	said := 0
-	for _, set := range []bool{m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil, m.Spawn != nil, m.Lost != nil, m.Watch != nil, m.Swept != nil, m.Spawned != nil, m.Hello != nil, m.Started != nil,
-		m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil, m.Failed != nil} {
+	fields := 0
+	for _, set := range []bool{
+		m.Hello != nil, m.Failed != nil,
+		m.Run != nil, m.Stop != nil, m.Signal != nil, m.Drain != nil,
+		m.Started != nil, m.StartFailed != nil, m.Stopping != nil, m.Exited != nil, m.Done != nil, m.Ready != nil,
+		m.Spawn != nil, m.Watch != nil, m.Lost != nil, m.Spawned != nil, m.Swept != nil,
+	} {
 		if set {
-			said++
+			fields++
 		}
 	}
-	if said != 1 {
-		return nil, fmt.Errorf("%w: a message that says %d things", ErrProtocol, said)
+	if fields != 1 {
+		return nil, fmt.Errorf("%w: a message with %d fields", ErrProtocol, fields)
 	}
 	return &m, nil
 }

@@ -5,17 +5,17 @@ import (
 	"fmt"
 )
 
-// inbox puts messages together from the bytes and descriptors that come in. It
-// does no I/O. Its memory is bounded by one message of the largest size.
+// inbox puts messages together from the bytes and descriptors that arrive. It does no I/O. Its
+// memory is bounded by one message of the largest size.
 type inbox struct {
 	buf   []byte
 	files []int
-	// cut: descriptors that were sent did not come through, because we may not
-	// have more. What they came with cannot be served.
+	// cut: descriptors that were sent did not come through, because this process may not have
+	// more. The message that they came with cannot be served.
 	cut bool
 }
 
-// add takes what was read. The descriptors are the inbox's from then on.
+// add adds what was read. The inbox owns the descriptors from then on.
 func (in *inbox) add(b []byte, files []int) error {
 	in.buf = append(in.buf, b...)
 	in.files = append(in.files, files...)
@@ -29,8 +29,8 @@ func (in *inbox) add(b []byte, files []int) error {
 	return nil
 }
 
-// next returns the next whole message, nil if there is none yet. raw is valid
-// until the next add. The descriptors that came with it are the caller's.
+// next returns the next whole message, nil if there is none yet. raw is valid until the next
+// add. The descriptors that came with the message are the caller's.
 func (in *inbox) next() (m *Message, raw []byte, files []int, err error) {
 	if len(in.buf) < FrameHeader {
 		return nil, nil, nil, nil
@@ -48,9 +48,7 @@ func (in *inbox) next() (m *Message, raw []byte, files []int, err error) {
 	raw = in.buf[FrameHeader+j : FrameHeader+j+r]
 	in.buf = in.buf[FrameHeader+j+r:]
 	if len(in.buf) == 0 {
-		// A large request must not keep its memory for ever; what raw still
-		// points to is kept by raw.
-		in.buf = nil
+		in.buf = nil // a large request must not keep its memory for ever; raw keeps its part
 	}
 	n := m.files()
 	if n > len(in.files) && in.cut {

@@ -1,12 +1,11 @@
 // Package wire is the protocol between a caller and its helpers (a guard and its
-// supervisors): the messages, how they travel, and how a helper is told what it is.
+// supervisors): the messages, the connection that carries them, and the names, descriptors and
+// variables that a helper is started with.
 package wire
 
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"strings"
 	"syscall"
 	"time"
 
@@ -14,126 +13,210 @@ import (
 	"curfew/outcome"
 )
 
-// Version is the first thing either side says. An installed curfew that
-// serves as helper (Options.Supervisor) may be of another version.
+// Version is the version of the protocol, which a helper sends first. A caller refuses a
+// helper of another version: an installed curfew (Options.Supervisor) can be of another
+// release.
 const Version = 3
 
 // Message is what goes over the socket; exactly one of its fields is set.
 type Message struct {
-	// To the helper.
+	// From a helper, first: what it is, or why it cannot serve.
+	Hello  *Hello  `json:"hello,omitempty"`
+	Failed *Failed `json:"failed,omitempty"`
+
+	// To a supervisor.
 	Run    *Run         `json:"run,omitempty"`
 	Stop   *StopRequest `json:"stop,omitempty"`
 	Signal *Signal      `json:"signal,omitempty"`
 	Drain  *Drain       `json:"drain,omitempty"`
 
-	// To the guard.
-	Spawn *Spawn `json:"spawn,omitempty"`
-	Lost  *Lost  `json:"lost,omitempty"`
-	Watch *Watch `json:"watch,omitempty"`
-
-	// From the guard, on a socket of its own for each question.
-	Swept *Swept `json:"swept,omitempty"`
-
-	// From the guard, on the socket of the supervisor that it has started.
-	Spawned *Spawned `json:"spawned,omitempty"`
-
-	// From either.
-	Hello       *Hello        `json:"hello,omitempty"`
+	// From a supervisor, in this order.
 	Started     *Started      `json:"started,omitempty"`
 	StartFailed *StartFailed  `json:"start_failed,omitempty"`
 	Stopping    *Stopping     `json:"stopping,omitempty"`
 	Exited      *outcome.Exit `json:"exited,omitempty"`
 	Done        *Done         `json:"done,omitempty"`
-	// Ready follows Done when the helper can take another invocation.
-	Ready  *struct{} `json:"ready,omitempty"`
-	Failed *Failed   `json:"failed,omitempty"`
+	Ready       *struct{}     `json:"ready,omitempty"` // it can take another invocation
+
+	// To the guard.
+	Spawn *Spawn `json:"spawn,omitempty"`
+	Watch *Watch `json:"watch,omitempty"`
+	Lost  *Lost  `json:"lost,omitempty"`
+
+	// From the guard, on the socket that came with Spawn or Lost.
+	Spawned *Spawned `json:"spawned,omitempty"`
+	Swept   *Swept   `json:"swept,omitempty"`
 }
 
-// StateFields is how many strings a helper describes its state with.
-const StateFields = 17
+// files returns how many descriptors come with m.
+func (m *Message) files() int {
+	switch {
+	case m.Run != nil:
+		return len(m.Run.Numbers) + 1
+	case m.Spawn != nil:
+		return 3
+	case m.Lost != nil:
+		return 1
+	case m.Drain != nil:
+		const most = 2 // stdout and stderr
+		return min(max(m.Drain.Pipes, 0), most)
+	case m.Hello != nil && m.Hello.Pidfd:
+		return 1
+	}
+	return 0
+}
 
+// Hello is the first message of a helper that serves.
 type Hello struct {
-	Version int                 `json:"version"`
-	PID     int                 `json:"pid"`
-	State   [StateFields]string `json:"state"`
-	// StateKnown is false where the state could not be read.
-	StateKnown bool `json:"state_known"`
-	// Pidfd: a pidfd of the helper comes with it.
+	Version int `json:"version"`
+	PID     int `json:"pid"`
+	// State is what the helper passes on to its CLIs, if it could read that.
+	State      [StateFields]string `json:"state"`
+	StateKnown bool                `json:"state_known"`
+	// Pidfd: a pidfd of the helper comes with the message.
 	Pidfd bool `json:"pidfd"`
 }
 
+// StateFields is how many strings describe the state of a helper.
+const StateFields = 17
+
+// Failed is the last message of a helper that cannot serve, or that got a message which it
+// cannot serve.
+type Failed struct {
+	Text  string `json:"error"`
+	Errno int    `json:"errno,omitempty"` // if the kernel has refused something
+}
+
+// Refusal returns the last message of a helper, which reports err.
+func Refusal(err error) *Message {
+	const longest = 1 << 10 // err can quote a message
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	text := err.Error()
+	return &Message{Failed: &Failed{text[:min(len(text), longest)], int(errno)}}
+}
+
+func (m *Failed) Error() string { return m.Text }
+
+func (m *Failed) Unwrap() error {
+	if m.Errno == 0 {
+		return nil
+	}
+	return syscall.Errno(m.Errno)
+}
+
+// StopRequest asks for the stop ladder, or shortens one that is under way.
+type StopRequest struct {
+	// ID names the invocation: a request that comes late must not stop the next one.
+	ID    string        `json:"id"`
+	Cause outcome.Cause `json:"cause"`
+	// Signal replaces the polite signal if it is not 0 and none was sent yet.
+	Signal int `json:"signal,omitempty"`
+	// Kill goes to SIGKILL at once.
+	Kill bool `json:"kill,omitempty"`
+}
+
+// Check refuses what a supervisor could not act on, or not report.
+func (q *StopRequest) Check() error {
+	const longest = 64 // longer than each cause there is
+	if q.Signal < 0 || q.Signal > 64 || len(q.Cause) > longest {
+		return fmt.Errorf("%w: a stop with signal %d and a cause of %d bytes", ErrProtocol, q.Signal, len(q.Cause))
+	}
+	return nil
+}
+
+// Signal sends a signal to the leader of the invocation ID.
 type Signal struct {
 	ID     string `json:"id"`
 	Signal int    `json:"signal"`
 }
 
-// Drain gives a supervisor that has left processes alive the pipes that they may
-// write to. It is the caller's last word.
+// Drain gives a supervisor that has left processes alive the pipes that they may write to. It
+// is the caller's last message.
 type Drain struct {
 	Pipes int `json:"pipes"`
 }
 
-// maxDrains bounds them: stdout and stderr.
-const maxDrains = 2
-
-// Spawn asks the guard to start a supervisor. ID stands for that supervisor from
-// then on; it is never used for another one, as its pid can be.
-type Spawn struct {
-	ID string `json:"id"`
+// Started reports that the leader was executed.
+type Started struct {
+	PID int       `json:"pid"`
+	At  time.Time `json:"at"`
 }
 
-// Spawned says which process the guard has started as a supervisor. Only that one
-// is heard on the socket afterwards: somebody else can have taken a descriptor of it.
+// StartFailed reports that the leader was not executed.
+type StartFailed struct {
+	Op     string `json:"op"`
+	Errno  int    `json:"errno"`
+	Killed bool   `json:"killed,omitempty"` // because a stop came first
+}
+
+// Stopping acknowledges a stop, which begins now.
+type Stopping struct {
+	Cause outcome.Cause `json:"cause"`
+	// CloseStdin asks the caller to close its end of the leader's stdin.
+	CloseStdin bool `json:"close_stdin,omitempty"`
+}
+
+// Done is the report at the end of an invocation.
+type Done struct {
+	Started     bool          `json:"started"`
+	NotExecuted bool          `json:"not_executed,omitempty"` // proven
+	Exit        *outcome.Exit `json:"exit,omitempty"`
+	// StopBegan: a stop of the invocation began, for StopCause; the ending of leftovers
+	// after the leader's own exit is none.
+	StopBegan bool            `json:"stop_began,omitempty"`
+	StopCause outcome.Cause   `json:"stop_cause,omitempty"`
+	Usage     outcome.Usage   `json:"usage"`
+	Cleanup   outcome.Cleanup `json:"cleanup"`
+}
+
+// Check refuses a report without a known result of the cleanup.
+func (d *Done) Check() error {
+	switch d.Cleanup.Result {
+	case outcome.CleanupEmpty, outcome.CleanupSurvivors, outcome.CleanupLeft, outcome.CleanupUnverified:
+	default:
+		return fmt.Errorf("%w: a report with the result %.20q", ErrProtocol, d.Cleanup.Result)
+	}
+	switch d.Cleanup.Proof {
+	case outcome.ProofNoChildren, outcome.ProofChildList, outcome.ProofScans, outcome.ProofNone:
+		return nil
+	}
+	return fmt.Errorf("%w: a report with the proof %.20q", ErrProtocol, d.Cleanup.Proof)
+}
+
+// Spawn asks the guard to start a supervisor. With it come the supervisor's end of its socket,
+// the caller's pidfd, and the supervisor's stderr until it is taken over.
+type Spawn struct {
+	ID string `json:"id"` // see NewID
+}
+
+// Spawned names the process that the guard has started as a supervisor. Only that one is
+// believed from then on: another process can have taken a descriptor of the socket.
 type Spawned struct {
 	PID int `json:"pid"` // as the guard numbers it
 }
 
-// ValidID reports whether id can be that of a supervisor. It becomes a part of a name.
-func ValidID(id string) bool {
-	const longest = 64
-	return id != "" && len(id) <= longest && strings.IndexFunc(id, func(r rune) bool {
-		return (r < '0' || r > '9') && (r < 'a' || r > 'z')
-	}) < 0
-}
-
-// NewID returns an id that no other supervisor has, had or will have.
-func NewID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
-
-// Lost asks the guard about a supervisor that is lost. With it comes the
-// socket for the answer, which the guard gives when nothing of what that
-// supervisor held is left.
-type Lost struct {
-	ID string `json:"id"`
-}
-
-// Swept says that nothing is left of what a lost supervisor held, and what had
-// to be ended. What two that were lost at once had held is told with both.
-type Swept struct {
-	Ended     []outcome.Ended `json:"ended"`
-	EndedMore int             `json:"ended_more,omitempty"`
-	// Left: there is no child left, but its cgroup is not empty.
-	Left     bool              `json:"left,omitempty"`
-	TempDirs []outcome.TempDir `json:"temp_dirs,omitempty"`
-	Journal  string            `json:"journal,omitempty"` // why the end is not written
-}
-
-// Watch tells the guard what is left to do, should the supervisor ID die before it has
-// done that itself. It replaces what the guard knew of that supervisor; without Duties
-// the invocation is over.
+// Watch replaces what the guard has to do if the supervisor ID dies before it has done that
+// itself. No Duties mean that the invocation is over.
 type Watch struct {
 	ID     string  `json:"id"`
 	Duties *Duties `json:"duties,omitempty"`
 }
 
-// Duties are what has to be done when nothing is left of an invocation.
+// Duties are what has to be done when nothing is left of the invocation ID.
 type Duties struct {
 	ID string `json:"id"`
 	// TempDir is removed, if it is not nil.
 	TempDir *TempDir `json:"temp_dir,omitempty"`
-	// Journal: the end is written to the record, in the directory that helpers
-	// are told when they are started.
+	// Journal: the end is written to the record, in the directory that StateVar names.
 	Journal bool `json:"journal,omitempty"`
 }
+
+// Limits of the duties.
+const (
+	RemoveLimit = 2 * time.Second // for a temporary directory
+	WriteLimit  = time.Second     // for the end of a record
+)
 
 // TempDir is the temporary directory of an invocation, as a scratch.Dir.
 type TempDir struct {
@@ -143,12 +226,12 @@ type TempDir struct {
 	Birth int64  `json:"birth,omitempty"`
 }
 
-// NewTempDir returns d as it is sent to helpers.
+// NewTempDir returns d in the form that is sent.
 func NewTempDir(d scratch.Dir) *TempDir {
 	return &TempDir{Path: []byte(d.Path), Dev: d.Dev, Ino: d.Ino, Birth: d.Birth}
 }
 
-// Dir returns the directory as package scratch removes it.
+// Dir returns the directory in the form that package scratch takes.
 func (d *TempDir) Dir() scratch.Dir {
 	return scratch.Dir{Path: string(d.Path), Dev: d.Dev, Ino: d.Ino, Birth: d.Birth}
 }
@@ -164,134 +247,29 @@ func (d *TempDir) Check() error {
 	return nil
 }
 
-// Limits of the duties.
-const (
-	RemoveLimit = 2 * time.Second // for a temporary directory
-	WriteLimit  = time.Second     // for the end of a record
-)
-
-// Failed is the helper's last word when it met something it cannot
-// serve, such as a malformed message.
-type Failed struct {
-	Text  string `json:"error"`
-	Errno int    `json:"errno,omitempty"` // if it was the kernel's refusal
+// Lost asks the guard about a supervisor that is lost. With it comes the socket for the
+// answer, which is Swept.
+type Lost struct {
+	ID string `json:"id"`
 }
 
-// Refusal is the last word about err.
-func Refusal(err error) *Message {
-	const enough = 1 << 10 // it can quote what was said
-	var errno syscall.Errno
-	errors.As(err, &errno)
-	text := err.Error()
-	return &Message{Failed: &Failed{text[:min(len(text), enough)], int(errno)}}
+// Swept reports that nothing is left of what a lost supervisor held, and what had to be ended.
+// If two supervisors were lost at once, the report for each lists what both held.
+type Swept struct {
+	Ended     []outcome.Ended `json:"ended"`
+	EndedMore int             `json:"ended_more,omitempty"`
+	// Left: no child is left, but the cgroup is not empty.
+	Left     bool              `json:"left,omitempty"`
+	TempDirs []outcome.TempDir `json:"temp_dirs,omitempty"`
+	Journal  string            `json:"journal,omitempty"` // why the end is not written
 }
 
-func (m *Failed) Error() string { return m.Text }
-
-func (m *Failed) Unwrap() error {
-	if m.Errno == 0 {
-		return nil
-	}
-	return syscall.Errno(m.Errno)
-}
-
-// MarkPrefix begins the variables that say of which invocations a process is: one
-// for each, so that nesting hides nothing.
-const MarkPrefix = "CURFEW_INVOCATION_"
-
-// Mark is the entry that everything in the tree of the invocation id inherits in its
-// environment.
-func Mark(id string) string { return MarkPrefix + id + "=1" }
-
-// StopRequest asks for the stop ladder, or shortens one that is under way.
-type StopRequest struct {
-	// ID is the invocation's. One that is over is not stopped any more, and a
-	// word that comes late must not stop the next.
-	ID    string        `json:"id"`
-	Cause outcome.Cause `json:"cause"`
-	// Signal replaces the polite signal if it is not 0 and none was sent yet.
-	Signal int `json:"signal,omitempty"`
-	// Kill goes to SIGKILL at once.
-	Kill bool `json:"kill,omitempty"`
-}
-
-// Check refuses what the helper could not act on, or not report.
-func (q *StopRequest) Check() error {
-	const longest = 64 // of the causes there are
-	if q.Signal < 0 || q.Signal > 64 || len(q.Cause) > longest {
-		return fmt.Errorf("%w: a stop with signal %d and a cause of %d bytes", ErrProtocol, q.Signal, len(q.Cause))
-	}
-	return nil
-}
-
-// Started says that the leader was executed.
-type Started struct {
-	PID int       `json:"pid"`
-	At  time.Time `json:"at"`
-}
-
-// StartFailed says that the leader was not executed.
-type StartFailed struct {
-	Op     string `json:"op"`
-	Errno  int    `json:"errno"`
-	Killed bool   `json:"killed,omitempty"` // because a stop came first
-}
-
-// Stopping acknowledges that a stop begins.
-type Stopping struct {
-	Cause outcome.Cause `json:"cause"`
-	// CloseStdin: now is the time to close the leader's stdin.
-	CloseStdin bool `json:"close_stdin,omitempty"`
-}
-
-// Done is the report at the end of an invocation.
-type Done struct {
-	Started     bool          `json:"started"`
-	NotExecuted bool          `json:"not_executed,omitempty"` // proven
-	Exit        *outcome.Exit `json:"exit,omitempty"`
-	// StopBegan: a stop of the invocation began (not only the ending of
-	// leftovers after the leader's own exit), for StopCause.
-	StopBegan bool            `json:"stop_began,omitempty"`
-	StopCause outcome.Cause   `json:"stop_cause,omitempty"`
-	Usage     outcome.Usage   `json:"usage"`
-	Cleanup   outcome.Cleanup `json:"cleanup"`
-}
-
-// Check refuses a report that does not say what became of the tree.
-func (d *Done) Check() error {
-	switch d.Cleanup.Result {
-	case outcome.CleanupEmpty, outcome.CleanupSurvivors, outcome.CleanupLeft, outcome.CleanupUnverified:
-	default:
-		return fmt.Errorf("%w: a report with the result %.20q", ErrProtocol, d.Cleanup.Result)
-	}
-	switch d.Cleanup.Proof {
-	case outcome.ProofNoChildren, outcome.ProofChildList, outcome.ProofScans, outcome.ProofNone:
-		return nil
-	}
-	return fmt.Errorf("%w: a report with the proof %.20q", ErrProtocol, d.Cleanup.Proof)
-}
-
-// files is how many descriptors come with m.
-func (m *Message) files() int {
-	switch {
-	case m.Run != nil:
-		return len(m.Run.Numbers) + 1
-	case m.Spawn != nil:
-		return 3 // the supervisor's end of its control socket, the caller's pidfd, and its stderr until it is taken over
-	case m.Lost != nil:
-		return 1
-	case m.Drain != nil:
-		return min(max(m.Drain.Pipes, 0), maxDrains)
-	case m.Hello != nil && m.Hello.Pidfd:
-		return 1
-	}
-	return 0
-}
-
-// Cleanup is what the guard's word makes of the cleanup.
+// Cleanup returns the cleanup that the guard's report amounts to.
 func (s *Swept) Cleanup() outcome.Cleanup {
-	c := outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofChildList, HelperLost: true, Ended: s.Ended, EndedMore: s.EndedMore,
-		TempDirs: s.TempDirs, JournalError: s.Journal}
+	c := outcome.Cleanup{
+		Result: outcome.CleanupEmpty, Proof: outcome.ProofChildList, HelperLost: true,
+		Ended: s.Ended, EndedMore: s.EndedMore, TempDirs: s.TempDirs, JournalError: s.Journal,
+	}
 	if s.Left {
 		c.Result, c.Proof = outcome.CleanupUnverified, outcome.ProofNone
 	}

@@ -9,21 +9,20 @@ import (
 	"curfew/proctree"
 )
 
-// Request is an invocation that a supervisor is to begin.
+// Request asks a supervisor to begin an invocation.
 type Request struct {
 	Settings
 	Path string // as execve takes it; relative to Dir
 	Args []string
 	Env  []string
-	// Dir is the descriptor of the working directory. Files are those that
-	// Settings.Numbers names.
+	// Dir is the descriptor of the working directory. Files become the leader's descriptors
+	// Settings.Numbers.
 	Dir   int
 	Files []int
 }
 
-// Run is a Request on the wire, without its raw part: that has the path, the arguments and
-// the environment, each with its length before it. The descriptors come with the message:
-// Dir, then Files.
+// Run is a Request as a message. Its raw part has the path, the arguments and the environment,
+// each with its length before it. The descriptors come with it: Dir, then Files.
 type Run struct {
 	Settings
 	Args int `json:"args"`
@@ -33,6 +32,7 @@ type Run struct {
 // AfterExit says what becomes of leftovers when the leader exits by itself.
 type AfterExit int
 
+// See the constants of the same names in package adapter.
 const (
 	AfterExitTerminate AfterExit = iota
 	AfterExitWait
@@ -52,17 +52,17 @@ type Settings struct {
 	NoCgroup        bool          `json:"no_cgroup,omitempty"`
 	IgnoreHangup    bool          `json:"ignore_hangup"`
 	IgnoreInterrupt bool          `json:"ignore_interrupt"`
-	// Numbers are the descriptor numbers in the leader of the files sent, in
-	// order. Of 0, 1 and 2, what is not among them is /dev/null.
+	// Numbers are the numbers that Files have in the leader. Of 0, 1 and 2, what is not among
+	// them is /dev/null.
 	Numbers []int `json:"numbers"`
 }
 
-// MaxStrings bounds the arguments, and the variables. The kernel takes fewer: each has
-// a pointer and a NUL of the 6 MiB.
+// MaxStrings bounds the arguments, and the variables. The kernel takes fewer: each has a
+// pointer and a NUL of the 6 MiB.
 const MaxStrings = 1 << 20
 
-// MaxFileNumber bounds the descriptor numbers in the leader. The kernel's own
-// bound is RLIMIT_NOFILE; this one keeps a hostile number from costing memory.
+// MaxFileNumber bounds the descriptor numbers in the leader. The kernel's own bound is
+// RLIMIT_NOFILE; this one keeps a hostile number from costing memory.
 const MaxFileNumber = 1 << 16
 
 // ErrTooLarge means that a request is larger than any that could be executed.
@@ -85,7 +85,7 @@ func (q *Request) encode() ([]byte, error) {
 	return Encode(&Message{Run: &Run{Settings: q.Settings, Args: len(q.Args), Env: len(q.Env)}}, raw)
 }
 
-// Request returns the request that r, its raw part and its descriptors are. It checks
+// Request returns the request that r is, with its raw part and its descriptors. It checks
 // everything that a supervisor relies on.
 func (r *Run) Request(raw []byte, files []int) (*Request, error) {
 	if err := r.check(len(files)); err != nil {
@@ -124,7 +124,7 @@ func (r *Run) check(files int) error {
 	return checkNumbers(r.Numbers)
 }
 
-// checkStop checks what says when and how the invocation is stopped.
+// checkStop checks when and how the invocation is to be stopped.
 func (s *Settings) checkStop() error {
 	switch {
 	case s.Signal < 1 || s.Signal > 64:
@@ -137,7 +137,7 @@ func (s *Settings) checkStop() error {
 	return nil
 }
 
-// checkNumbers checks that the leader's descriptor numbers can be, and differ.
+// checkNumbers checks that the leader's descriptor numbers are possible and differ.
 func checkNumbers(numbers []int) error {
 	seen := make(map[int]bool, len(numbers))
 	for _, n := range numbers {

@@ -1,39 +1,61 @@
 package wire
 
-// argv[0] of the helpers, and what people see in ps.
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+)
+
+// argv[0] of the helpers, as ps shows them.
 const (
 	SupervisorName = "curfew-supervisor"
 	GuardName      = "curfew-guard"
 )
 
-// The descriptors a helper is started with, besides /dev/null on 0 to 2.
+// The descriptors that a helper is started with, besides /dev/null as 0 to 2.
 const (
 	ControlFD = 3
 	CallerFD  = 4 // a pidfd of the caller, or /dev/null where there are none
 )
 
-// HelperVar is in the environment of every helper, and of nothing else. It tells
-// a helper that was not taken over: an init function that ran before ours can
-// have changed os.Args, or started the program's own work.
-const HelperVar = "CURFEW_HELPER"
-
-// RoomVar tells the first helper of a caller for how many threads of that there must be
-// room, too: see prepareCaller.
-const RoomVar = "CURFEW_HELPER_ROOM"
-
-// TrackerVar tells a supervisor that scans of the process table are to hold its tree.
-const TrackerVar = "CURFEW_HELPER_TRACKER"
-
-// FrozenVar has the directory in which a supervisor notes whom it suspends, where scans
-// hold the trees: any later one of this user ends what was left suspended.
-const FrozenVar = "CURFEW_HELPER_FROZEN"
-
-// IDVar has the id of a supervisor, which is in the name of its cgroup.
-const IDVar = "CURFEW_HELPER_ID"
-
-// The directory of the journal and the caller's name in it are in the
-// environment of every helper that a caller with a journal starts.
+// The variables in the environment of helpers.
 const (
+	// HelperVar is set for every helper, and for no other process. It shows a helper that
+	// was not taken over: an init function that ran before ours can have changed os.Args, or
+	// started the program's own work.
+	HelperVar = "CURFEW_HELPER"
+	// RoomVar has the number of threads that the caller is going to need. Its first helper
+	// checks that there is room for them.
+	RoomVar = "CURFEW_HELPER_ROOM"
+	// TrackerVar is set for a supervisor whose tree is to be held by scans of the process table.
+	TrackerVar = "CURFEW_HELPER_TRACKER"
+	// FrozenVar has the directory in which a supervisor notes the processes that it suspends,
+	// where scans hold the trees: a later supervisor of this user ends what was left suspended.
+	FrozenVar = "CURFEW_HELPER_FROZEN"
+	// IDVar has the ID of a supervisor, which is in the name of its cgroup.
+	IDVar = "CURFEW_HELPER_ID"
+	// StateVar and PeerVar have the directory of the journal, if the caller has one, and the
+	// caller's name in it.
 	StateVar = "CURFEW_HELPER_STATE"
 	PeerVar  = "CURFEW_HELPER_PEER"
 )
+
+// NewID returns an ID for a supervisor. No other one has, had or will have it, while a pid is
+// given again.
+func NewID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+
+// ValidID reports whether id can be that of a supervisor. It becomes a part of a file name.
+func ValidID(id string) bool {
+	const longest = 64
+	return id != "" && len(id) <= longest && strings.IndexFunc(id, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'a' || r > 'z')
+	}) < 0
+}
+
+// MarkPrefix begins the variables that name the invocations of which a process is a part: one
+// variable for each, so that nesting hides nothing.
+const MarkPrefix = "CURFEW_INVOCATION_"
+
+// Mark returns the entry that everything in the tree of the invocation id inherits in its
+// environment.
+func Mark(id string) string { return MarkPrefix + id + "=1" }

@@ -5,11 +5,11 @@ import (
 	"curfew/outcome"
 )
 
-// Event is one of the messages a running invocation brings.
+// Event is a message about a running invocation. One of its fields is set.
 type Event struct {
 	Started     *wire.Started
 	StartFailed *wire.StartFailed
 	Stopping    *wire.Stopping
 	Done        *wire.Done
-	Exited      *outcome.Exit // the leader's exit; Done has it again
+	Exited      *outcome.Exit // Done has it again
 }
