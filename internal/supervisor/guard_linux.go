@@ -14,105 +14,83 @@ import (
 	"curfew/proctree"
 )
 
-// warden is the guard's main loop. The guard is the caller's only child and the
-// parent of its supervisors. It is a subreaper: when a supervisor dies, the tree
-// that it held falls to the guard, and a child of the guard that is no
-// supervisor can only be such an orphan. It is ended.
-type warden struct {
-	tree    proctree.SiblingTree
-	conn    *wire.Conn
-	control int // descriptors: the socket of conn, and what tells of the caller's end
-	caller  int
-	null    int
-	root    int
+// guard is the guard's main loop. The guard is the caller's only child and the parent of
+// its supervisors. It is a subreaper: when a supervisor dies, the tree that the supervisor
+// held falls to the guard. A child of the guard that is not a supervisor can only be such
+// an orphan, and the guard ends it.
+type guard struct {
+	loop
+	tree proctree.SiblingTree
+	root int // a descriptor of "/"
 
-	exe, callerPID string // to start supervisors from, and for people to see
+	// What supervisors are started with: the executable, the caller's pid (for people to
+	// see), and the environment.
+	exe, callerPID string
 	env            []string
 
-	callerGone bool
-	spawns     []spawnOrder // waiting; the first one is being carried out
-	starting   bool
-	kill       proctree.KillPhase
-	peeling    bool          // there is a child that is no supervisor
-	fallen     []*supervised // that have died, until nothing is left of what they held
-	questions  []question
-	errands    errands
+	orders   []spawnOrder // the first is being carried out if starting
+	starting bool
 
-	supervisors map[string]*supervised // by id
-	living      map[int]*supervised    // by pid: those that are not reaped
-	swept       []*supervised          // of which nothing is left, in the order of their end
+	striking bool // there is a child that is not a supervisor
+	kill     proctree.KillPhase
 
-	// What can hang, and does not happen here: nil where it is not done at all.
-	remove   func(*wire.TempDir) error
-	writeEnd func(id string, report *wire.Done) error
+	supervisors map[string]*supervisor // all that are remembered, by id
+	alive       map[int]*supervisor    // those that are not reaped, by pid
+	fallen      []*supervisor          // those that have died and are not swept
+	swept       []*supervisor          // in the order in which they were swept
+	questions   []question
 }
 
 type spawnOrder struct {
-	supervisor             *supervised
+	supervisor             *supervisor
 	socket, caller, stderr int
 }
 
+// question is what the caller wants to know of a supervisor that it has lost. The answer
+// goes to the socket, once the supervisor is swept.
 type question struct {
-	supervisor *supervised
+	supervisor *supervisor
 	socket     int
 }
 
-// supervised is what the guard knows of one supervisor. The id, which the caller has
-// chosen, stands for that one and never for another. Its pid does only until it is
-// reaped: something of its tree can be there for longer.
-type supervised struct {
-	id     string
-	pid    int    // 0 before its start
-	group  string // the name of its cgroup
-	asleep int    // how often it was found suspended
-	dead   bool   // it has died; somebody who traces it can keep it from being reaped
-	swept  bool   // nothing is left of what it held
-	busy   int    // with how much of what it had left to do
-	duties *wire.Duties
-	// groupUntil is how long what is in its cgroup, and is no child of ours, has to end.
+// supervisor is what the guard knows of one supervisor. The id, which the caller has
+// chosen, is never used for another one. The pid can be, once the supervisor is reaped,
+// although processes of its tree may still exist.
+type supervisor struct {
+	id        string
+	pid       int    // 0 before its start
+	group     string // the name of its cgroup
+	suspended int    // how many times it was found suspended
+	dead      bool   // it has died; a tracer can keep it from being reaped
+	swept     bool   // nothing of what it held is left
+	calls     int    // how many calls for its duties have not returned
+	duties    *wire.Duties
+	// groupUntil is until when processes in its cgroup that are not our children may take
+	// to end.
 	groupUntil time.Time
 	report     wire.Swept
 }
 
-// keepSwept is for how many supervisors it is remembered what their end left to
-// do. The caller asks at once when it finds one lost.
+// keepSwept is for how many swept supervisors the guard remembers their reports. The caller
+// asks as soon as it finds a supervisor lost.
 const keepSwept = 256
 
-// serveGuard returns the exit code, which is not 0 if it is not known whether what a lost
-// supervisor held has gone.
+// lookSoon is how often the guard checks on a supervisor that the caller has asked about.
+const lookSoon = 10 * time.Millisecond
+
+// serveGuard returns the exit code, which is not 0 if the guard cannot serve, or does not
+// know whether what a lost supervisor held has ended.
 func serveGuard() (code int) {
-	err := prepareHelper()
-	g := &warden{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), exe: "/proc/self/exe", callerPID: strconv.Itoa(unix.Getppid()), env: os.Environ(),
-		supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removeTempDir}
-	dir := ""
-	if err == nil {
-		dir, _, err = holdState()
-	}
-	g.writeEnd = func(id string, report *wire.Done) error { return writeEnd(dir, "guard", id, report) }
+	g := newGuard(newLoop(), "/proc/self/exe", strconv.Itoa(unix.Getppid()), os.Environ())
 	if len(os.Args) > 2 {
 		g.callerPID = os.Args[1]
 		if _, noProc := os.Stat(g.exe); noProc != nil {
-			g.exe = os.Args[2] // which can have been given to another program by now
+			g.exe = os.Args[2] // by now this path may name another program
 		}
 	}
-	if err == nil {
-		g.tree, err = proctree.OpenWithSiblings(proctree.Options{Interrupted: g.interrupted})
+	if _, _, _, err := g.start("guard", g.open); err != nil {
+		return exitRefused
 	}
-	if err == nil {
-		g.root, err = sys.Open("/", unix.O_PATH, 0)
-	}
-	if err != nil {
-		_ = g.conn.Send(wire.Refusal(err))
-		return 0
-	}
-	if g.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
-		g.null = g.root // gives and takes nothing either
-	}
-	state, err := readState(g.tree.ForkingThread())
-	if hello(g.conn, state, err == nil) != nil {
-		return 0
-	}
-	shortenSlice(g.tree.ForkingThread(), &state)
 	for g.step() {
 	}
 	for _, s := range g.swept {
@@ -123,81 +101,76 @@ func serveGuard() (code int) {
 	return 0
 }
 
-// step waits for the next thing to happen and handles it. False ends the guard.
-func (g *warden) step() bool {
-	fds := [4]unix.PollFd{
-		{Fd: int32(g.tree.FD()), Events: unix.POLLIN},
-		g.errands.pollFD(),
-		{Fd: int32(g.control), Events: unix.POLLIN},
-		{Fd: int32(g.caller), Events: unix.POLLIN},
-	}
-	n := 4
-	if g.callerGone {
-		n = 2
-	}
-	until := g.errands.next()
-	if g.peeling && (until.IsZero() || g.kill.Next().Before(until)) {
-		until = g.kill.Next()
-	}
-	if next := g.tree.Next(); !next.IsZero() && (until.IsZero() || next.Before(until)) {
-		until = next
-	}
-	if g.callerGone {
-		if look := time.Now().Add(lookEvery); until.IsZero() || look.Before(until) {
-			until = look
-		}
-	}
-	if len(g.questions) > 0 || len(g.fallen) > 0 {
-		if look := time.Now().Add(lookSoon); until.IsZero() || look.Before(until) {
-			until = look
-		}
-	}
-	wait(fds[:n], until)
-	if g.callerGone {
-		g.wakeWards()
-	}
-	g.seeDead()
-	if n == 4 {
-		gone := fds[3].Revents&unix.POLLIN != 0
-		if fds[2].Revents != 0 && !g.listen() || gone {
-			// The supervisors see the same and end by themselves.
-			g.callerGone = true
-		}
-	}
-	over := g.news(g.tree.Collect(g.peeling))
-	// A supervisor that is being started must not be taken for an orphan.
-	if !g.peeling && !g.starting && len(g.fallen) > 0 && !g.tree.OnlySiblings() {
-		g.peeling, g.kill = true, proctree.KillPhase{Interrupted: g.interrupted}
-	}
-	if g.peeling && !g.starting {
-		over = g.news(g.kill.Step(g.tree, time.Now(), proctree.Slowly)) || over
-		g.peeling = !g.tree.OnlySiblings()
-	}
-	g.errands.step()
-	if !g.peeling && !g.starting {
-		g.settleUp()
-	}
-	g.spawnNext()
-	if g.callerGone && !g.starting && len(g.spawns) == 0 && !over {
-		over = g.news(g.tree.Reap())
-	}
-	return !(g.callerGone && over && !g.starting && len(g.spawns) == 0 && len(g.fallen) == 0 && !g.errands.left())
+func newGuard(l loop, exe, callerPID string, env []string) *guard {
+	return &guard{loop: l, exe: exe, callerPID: callerPID, env: env, supervisors: map[string]*supervisor{}, alive: map[int]*supervisor{}}
 }
 
-// lookSoon is how often the guard looks what has become of a supervisor that it was
-// asked about.
-const lookSoon = 10 * time.Millisecond
+// open opens what the guard needs of the system.
+func (g *guard) open() (forking int, err error) {
+	if g.tree, err = proctree.OpenWithSiblings(proctree.Options{Interrupted: g.callerWaits}); err != nil {
+		return 0, err
+	}
+	if g.root, err = sys.Open("/", unix.O_PATH, 0); err != nil {
+		return 0, err
+	}
+	if g.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
+		g.null = g.root // neither gives anything
+	}
+	return g.tree.ForkingThread(), nil
+}
 
-// seeDead finds supervisors that have died without our being told. Who traces one
-// keeps it as a zombie; what it had held has fallen to us all the same.
-func (g *warden) seeDead() {
-	look := func(s *supervised) {
-		if !s.dead && g.living[s.pid] == s && g.tree.SiblingDied(s.pid) {
-			g.died(s)
+// step waits for the next thing to happen and handles it. It returns false when the guard
+// has nothing left to do.
+func (g *guard) step() bool {
+	g.await(g.next(), g.tree.FD(), -1)
+	if g.callerGone {
+		g.resumeSupervisors()
+	}
+	g.findDead()
+	// Without a caller the supervisors see the same and end by themselves.
+	g.hear(g.handle, func(*wire.Message) error {
+		return nil // the caller finds the socket that it has sent closed
+	})
+	none := g.see(g.tree.Collect(g.striking))
+	none = g.strike() || none
+	g.calls.finish()
+	if !g.striking && !g.starting {
+		g.sweep()
+		g.answer()
+	}
+	g.startNext()
+	if !g.callerGone || g.starting || len(g.orders) > 0 {
+		return true
+	}
+	none = none || g.see(g.tree.Reap())
+	return !none || len(g.fallen) > 0 || g.calls.pending()
+}
+
+// next is when the clock alone makes something due; zero if never.
+func (g *guard) next() time.Time {
+	at := earlier(g.calls.next(), g.tree.Next())
+	if g.striking {
+		at = earlier(at, g.kill.Next())
+	}
+	if g.callerGone {
+		at = earlier(at, time.Now().Add(lookEvery))
+	}
+	if len(g.questions) > 0 || len(g.fallen) > 0 {
+		at = earlier(at, time.Now().Add(lookSoon))
+	}
+	return at
+}
+
+// findDead finds supervisors whose death is not reported. A tracer keeps such a supervisor
+// as a zombie, but what it held has fallen to the guard.
+func (g *guard) findDead() {
+	look := func(s *supervisor) {
+		if !s.dead && g.alive[s.pid] == s && g.tree.SiblingDied(s.pid) {
+			g.noteDeath(s)
 		}
 	}
 	if g.callerGone {
-		for _, s := range g.living {
+		for _, s := range g.alive {
 			look(s)
 		}
 	}
@@ -206,23 +179,23 @@ func (g *warden) seeDead() {
 	}
 }
 
-// died notes that a supervisor has died, so that what it held falls to us.
-func (g *warden) died(s *supervised) {
+// noteDeath notes that a supervisor has died, so that what it held falls to the guard.
+func (g *guard) noteDeath(s *supervisor) {
 	if !s.dead {
 		s.dead = true
 		g.fallen = append(g.fallen, s)
 	}
 }
 
-// wakeWards resumes supervisors that somebody has suspended, and ends those that
-// do not stay awake; their trees fall to us.
-func (g *warden) wakeWards() {
+// resumeSupervisors resumes supervisors that are suspended, and ends those that are
+// suspended again and again; their trees fall to the guard.
+func (g *guard) resumeSupervisors() {
 	for _, pid := range g.tree.SuspendedSiblings() {
-		s := g.living[pid]
+		s := g.alive[pid]
 		if s == nil {
 			continue // it has ended
 		}
-		if s.asleep++; s.asleep > suspendedFor {
+		if s.suspended++; s.suspended > suspendedFor {
 			g.tree.EndSibling(pid)
 		} else {
 			g.tree.ResumeSibling(pid)
@@ -230,121 +203,146 @@ func (g *warden) wakeWards() {
 	}
 }
 
-// news handles what was seen of the children, and reports whether there is none.
-func (g *warden) news(ev proctree.Event) (none bool) {
+// see handles what was seen of the children, and reports whether there is none.
+func (g *guard) see(ev proctree.Event) (none bool) {
 	if ev.StartDone {
-		g.starting = false
-		order := g.spawns[0]
-		g.spawns = g.spawns[1:]
-		s := order.supervisor
-		if ev.StartErr != nil {
-			_ = wire.SendOn(order.socket, wire.Refusal(ev.StartErr))
-			s.dead, s.swept = true, true
-			delete(g.supervisors, s.id)
-		} else {
-			s.pid, s.group = ev.PID, proctree.GroupName(ev.PID, s.id)
-			g.living[s.pid] = s
-			_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: s.pid}}) // a caller that is gone needs no supervisor
-		}
-		closeAll([]int{order.socket, order.caller, order.stderr})
+		g.finishStart(ev.PID, ev.StartErr)
 	}
 	for _, pid := range ev.Siblings {
-		s := g.living[pid]
-		delete(g.living, pid)
+		s := g.alive[pid]
+		delete(g.alive, pid)
 		g.tree.EndGroup(s.group)
-		g.died(s)
+		g.noteDeath(s)
 	}
 	return ev.Empty
 }
 
-// settleUp notes what the supervisors that have died had left, now that nothing
-// of it is there any more, and answers who has asked.
-func (g *warden) settleUp() {
-	if len(g.fallen) > 0 {
-		var report wire.Swept
-		var waiting []*supervised
-		tree := g.tree.Summary()
-		report.Ended, report.EndedMore = tree.Ended, tree.EndedMore
-		for _, s := range g.fallen {
-			rest := g.tree.EndGroup(s.group) // now that it can be removed
-			report.Left = rest.Populated
-			if s.groupUntil.IsZero() {
-				s.groupUntil = time.Now().Add(groupLimit)
-			}
-			if report.Left && time.Now().Before(s.groupUntil) {
-				waiting = append(waiting, s)
-				continue
-			}
-			if rest.Remove != nil {
-				g.errands.run(wire.RemoveLimit, rest.Remove, func(error) {})
-			}
-			s.report, s.swept = report, true
-			g.swept = append(g.swept, s)
-			g.carryOut(s)
-		}
-		if g.fallen = waiting; len(waiting) == 0 {
-			g.tree.Forget()
-		}
-		for len(g.swept) > keepSwept {
-			delete(g.supervisors, g.swept[0].id)
-			g.swept = g.swept[1:]
-		}
+// finishStart answers the order that was being carried out.
+func (g *guard) finishStart(pid int, startErr *proctree.StartError) {
+	g.starting = false
+	order := g.orders[0]
+	g.orders = g.orders[1:]
+	s := order.supervisor
+	if startErr != nil {
+		_ = wire.SendOn(order.socket, wire.Refusal(startErr))
+		s.dead, s.swept = true, true
+		delete(g.supervisors, s.id)
+	} else {
+		s.pid, s.group = pid, proctree.GroupName(pid, s.id)
+		g.alive[pid] = s
+		_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: pid}}) // a caller that is gone needs no supervisor
 	}
+	closeAll([]int{order.socket, order.caller, order.stderr})
+}
+
+// strike ends children that are not supervisors, when supervisors have died. It reports
+// whether there is no child at all. It waits for a start that is under way: the new
+// supervisor must not be taken for an orphan.
+func (g *guard) strike() (none bool) {
+	if g.starting {
+		return false
+	}
+	if !g.striking && len(g.fallen) > 0 && !g.tree.OnlySiblings() {
+		g.striking, g.kill = true, proctree.KillPhase{Interrupted: g.callerWaits}
+	}
+	if g.striking {
+		none = g.see(g.kill.Step(g.tree, time.Now(), proctree.Slowly))
+		g.striking = !g.tree.OnlySiblings()
+	}
+	return none
+}
+
+// sweep writes the reports on the supervisors that have died, now that no child is left of
+// what they held, and begins their duties.
+func (g *guard) sweep() {
+	if len(g.fallen) == 0 {
+		return
+	}
+	tree := g.tree.Summary()
+	var waiting []*supervisor
+	for _, s := range g.fallen {
+		rest := g.tree.EndGroup(s.group) // it can be removed now
+		if s.groupUntil.IsZero() {
+			s.groupUntil = time.Now().Add(groupLimit)
+		}
+		if rest.Populated && time.Now().Before(s.groupUntil) {
+			waiting = append(waiting, s)
+			continue
+		}
+		if rest.Remove != nil {
+			g.calls.run(wire.RemoveLimit, rest.Remove, func(error) {})
+		}
+		s.report, s.swept = wire.Swept{Ended: tree.Ended, EndedMore: tree.EndedMore, Left: rest.Populated}, true
+		g.swept = append(g.swept, s)
+		g.doDuties(s)
+	}
+	if g.fallen = waiting; len(waiting) == 0 {
+		g.tree.Forget()
+	}
+	for len(g.swept) > keepSwept {
+		delete(g.supervisors, g.swept[0].id)
+		g.swept = g.swept[1:]
+	}
+}
+
+// answer answers the questions about supervisors that are swept and whose duties are done.
+func (g *guard) answer() {
 	g.questions = slices.DeleteFunc(g.questions, func(q question) bool {
-		if s := q.supervisor; !s.swept || s.busy > 0 {
+		s := q.supervisor
+		if !s.swept || s.calls > 0 {
 			return false
 		}
-		s := q.supervisor
 		s.report.Left = s.report.Left && g.tree.EndGroup(s.group).Populated
-		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // who does not listen need not know
+		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // a caller that stopped reading does not need it
 		unix.Close(q.socket)
 		return true
 	})
 }
 
-// carryOut does what a supervisor, of which nothing else is left, has left to do.
-func (g *warden) carryOut(s *supervised) {
+// doDuties begins what a supervisor has left to do; it is swept.
+func (g *guard) doDuties(s *supervisor) {
 	d := s.duties
 	if s.duties = nil; d == nil {
 		return
 	}
-	s.busy++
-	write := func() {
-		if !d.Journal || g.writeEnd == nil {
-			s.busy--
-			return
-		}
-		report := &wire.Done{Cleanup: s.report.Cleanup()}
-		g.errands.run(wire.WriteLimit, func() error { return g.writeEnd(d.ID, report) }, func(err error) {
+	s.calls++
+	switch {
+	case d.TempDir == nil || g.removeDir == nil:
+		g.writeRecord(s, d)
+	case s.report.Left:
+		s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, errInUse))
+		g.writeRecord(s, d)
+	default:
+		g.calls.run(wire.RemoveLimit, func() error { return g.removeDir(d.TempDir) }, func(err error) {
 			if err != nil {
-				s.report.Journal = err.Error()
+				s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, err))
 			}
-			s.busy--
+			g.writeRecord(s, d)
 		})
 	}
-	if d.TempDir == nil || g.remove == nil {
-		write()
+}
+
+// writeRecord writes the end of the record, which is the last of the duties.
+func (g *guard) writeRecord(s *supervisor, d *wire.Duties) {
+	if !d.Journal || g.writeEnd == nil {
+		s.calls--
 		return
 	}
-	if s.report.Left {
-		s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, errInUse))
-		write()
-		return
-	}
-	g.errands.run(wire.RemoveLimit, func() error { return g.remove(d.TempDir) }, func(err error) {
+	report := &wire.Done{Cleanup: s.report.Cleanup()}
+	g.calls.run(wire.WriteLimit, func() error { return g.writeEnd(d.ID, report) }, func(err error) {
 		if err != nil {
-			s.report.TempDirs = append(s.report.TempDirs, keptTempDir(d.TempDir, err))
+			s.report.Journal = err.Error()
 		}
-		write()
+		s.calls--
 	})
 }
 
-// spawnNext starts the next supervisor that was ordered.
-func (g *warden) spawnNext() {
-	if g.starting || len(g.spawns) == 0 {
+// startNext starts the next supervisor that was ordered.
+func (g *guard) startNext() {
+	if g.starting || len(g.orders) == 0 {
 		return
 	}
-	order := g.spawns[0]
+	order := g.orders[0]
 	g.starting = true
 	g.tree.Start(&proctree.Spec{
 		Path: g.exe, Argv: []string{wire.SupervisorName, g.callerPID, g.exe}, Env: append(slices.Clip(g.env), wire.IDVar+"="+order.supervisor.id), Dir: g.root,
@@ -352,63 +350,58 @@ func (g *warden) spawnNext() {
 	})
 }
 
-// interrupted reports whether somebody wants a turn.
-func (g *warden) interrupted() bool {
-	fds := [1]unix.PollFd{{Fd: int32(g.control), Events: unix.POLLIN}}
-	n, _ := unix.Poll(fds[:], 0)
-	return n > 0 && !g.callerGone
-}
-
-// listen hears the caller. False if it is gone, or said what cannot be served.
-func (g *warden) listen() bool {
-	return listenTo(g.conn, g.handle, func(*wire.Message) error {
-		return nil // who asked finds its socket closed
-	})
-}
-
-func (g *warden) handle(m *wire.Message, _ []byte, files []int) error {
+func (g *guard) handle(m *wire.Message, _ []byte, files []int) error {
 	switch {
 	case m.Spawn != nil:
-		if !isSocket(files[0]) {
-			// With anything else as its control socket the copy of the program
-			// would not see that it is a helper, and go on as the program.
-			closeAll(files)
-			return fmt.Errorf("%w: a supervisor without a socket", wire.ErrProtocol)
-		}
-		id := m.Spawn.ID
-		if !wire.ValidID(id) || g.supervisors[id] != nil {
-			closeAll(files)
-			return fmt.Errorf("%w: a supervisor with the id %.20q", wire.ErrProtocol, id)
-		}
-		s := &supervised{id: id}
-		g.supervisors[id] = s
-		g.spawns = append(g.spawns, spawnOrder{s, files[0], files[1], files[2]})
+		return g.order(m.Spawn, files)
 	case m.Watch != nil:
-		if m.Watch.Duties != nil {
-			if err := m.Watch.Duties.TempDir.Check(); err != nil {
-				return err
-			}
-		}
-		s := g.supervisors[m.Watch.ID]
-		if s == nil {
-			return nil // it is long gone, which the caller has yet to find out
-		}
-		if len(g.errands.all) > keepSwept {
-			return fmt.Errorf("%w: more than %d supervisors that are not there", wire.ErrProtocol, keepSwept)
-		}
-		s.duties = m.Watch.Duties
-		if s.swept {
-			g.carryOut(s) // it has died meanwhile
-		}
+		return g.watch(m.Watch)
 	case m.Lost != nil:
 		s := g.supervisors[m.Lost.ID]
 		if s == nil {
-			s = &supervised{swept: true} // long ago, or there was none
+			s = &supervisor{swept: true} // it was swept long ago, or never existed
 		}
 		g.questions = append(g.questions, question{s, files[0]})
-	default:
+		return nil
+	}
+	closeAll(files)
+	return fmt.Errorf("%w: a message that is not for the guard", wire.ErrProtocol)
+}
+
+// order notes that a supervisor is to be started.
+func (g *guard) order(m *wire.Spawn, files []int) error {
+	if !isSocket(files[0]) {
+		// With another file as its control socket the copy of the program would not see
+		// that it is a helper, and would run as the program.
 		closeAll(files)
-		return fmt.Errorf("%w: a message that is not for the guard", wire.ErrProtocol)
+		return fmt.Errorf("%w: a supervisor without a socket", wire.ErrProtocol)
+	}
+	if !wire.ValidID(m.ID) || g.supervisors[m.ID] != nil {
+		closeAll(files)
+		return fmt.Errorf("%w: a supervisor with the id %.20q", wire.ErrProtocol, m.ID)
+	}
+	s := &supervisor{id: m.ID}
+	g.supervisors[m.ID] = s
+	g.orders = append(g.orders, spawnOrder{s, files[0], files[1], files[2]})
+	return nil
+}
+
+// watch replaces the duties of a supervisor.
+func (g *guard) watch(m *wire.Watch) error {
+	if m.Duties != nil {
+		if err := m.Duties.TempDir.Check(); err != nil {
+			return err
+		}
+	}
+	s := g.supervisors[m.ID]
+	if s == nil {
+		return nil // it was swept long ago, which the caller has yet to find out
+	}
+	if len(g.calls.all) > keepSwept {
+		return fmt.Errorf("%w: duties of more than %d supervisors that have ended", wire.ErrProtocol, keepSwept)
+	}
+	if s.duties = m.Duties; s.swept {
+		g.doDuties(s) // it has died in the meantime
 	}
 	return nil
 }

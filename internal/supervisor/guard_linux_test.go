@@ -611,18 +611,20 @@ func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	tree := newStubTree(t, polite)
 	tree.gone = func() bool { return false }
 	done := func(*wire.TempDir) error { t.Error("the duties are carried out"); return nil }
-	g := &warden{tree: tree, null: null, root: null, supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: done}
+	g := newGuard(loop{null: null, removeDir: done}, "/proc/self/exe", "1", nil)
+	g.tree, g.root = tree, null
 	if err := g.handle(&wire.Message{Spawn: &wire.Spawn{ID: "1"}}, nil, []int{pair[1], nullDescriptor(), nullDescriptor()}); err != nil {
 		t.Fatal(err)
 	}
-	g.spawnNext()
+	g.startNext()
 	watch := wire.Watch{ID: "1", Duties: &wire.Duties{TempDir: &wire.TempDir{Path: []byte("/tmp/curfew-1"), Ino: 1}}}
 	if err := g.handle(&wire.Message{Watch: &watch}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	g.news(tree.Collect(false))
-	g.settleUp()
-	if s := g.supervisors["1"]; s.dead || s.pid == 0 || s.duties == nil || g.errands.left() {
+	g.see(tree.Collect(false))
+	g.sweep()
+	g.answer()
+	if s := g.supervisors["1"]; s.dead || s.pid == 0 || s.duties == nil || g.calls.pending() {
 		t.Errorf("got %+v", s)
 	}
 	// Without an identity nothing is ever to be removed.

@@ -144,7 +144,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 		return err
 	}
 	closeAll(caller.asks)
-	closeAll(caller.wards)
+	closeAll(caller.spawns)
 	atEOF(t, cli)
 	atEOF(t, sent)
 	if !h.Close(patience) {
@@ -181,7 +181,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		w.Close()
 		// A guard that is not served any more waits for its supervisors, and
 		// these end with their sockets.
-		for _, fd := range caller.wards {
+		for _, fd := range caller.spawns {
 			_ = unix.Shutdown(fd, unix.SHUT_WR)
 			_ = unix.SetNonblock(fd, true)
 		}
@@ -191,13 +191,13 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 			}
 			unix.Close(fd)
 		}
-		for _, fd := range caller.wards {
-			ward := os.NewFile(uintptr(fd), "ward")
-			_ = ward.SetReadDeadline(time.Now().Add(patience))
-			if _, err := io.Copy(io.Discard, ward); err != nil {
+		for _, fd := range caller.spawns {
+			spawned := os.NewFile(uintptr(fd), "supervisor")
+			_ = spawned.SetReadDeadline(time.Now().Add(patience))
+			if _, err := io.Copy(io.Discard, spawned); err != nil {
 				t.Errorf("script %d: a supervisor does not end: %v", i, err)
 			}
-			ward.Close()
+			spawned.Close()
 		}
 		if m, _ := hearAll(t, conn); words(t, m) != "" && words(t, m) != "F" {
 			t.Errorf("script %d: the guard says %+v", i, m)

@@ -14,39 +14,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"curfew/internal/fault"
 	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/outcome"
 	"curfew/proctree"
 )
 
-// server is the helper's main loop: one thread that waits for the caller, for
-// the tree and for the clock, and never for anything else. Whatever can block
-// in the kernel on the CLI's account happens on the Tree's second thread.
+// server is a supervisor's main loop.
 type server struct {
+	loop
 	tree      proctree.Tree
-	conn      *wire.Conn
-	control   int // descriptors: the socket of conn, and what tells of the caller's end
-	caller    int
-	null      int       // /dev/null, or an empty pipe
 	nullFlags FileFlags // of null: each leader can change them
 	noFile    int       // our limit of open files when we began: see place
-	state     State
-	stateOK   bool
+	state     State     // what leaders inherit
+	stateOK   bool      // state could be read
 
-	callerGone bool // the socket is at its end, or the caller is
-	hangUp     bool // a message could not be sent whole: nothing more can be
-	run        *run // nil while idle
-	served     int
-	unknown    bool // whether what was told of as alive has gone
-	left       bool // processes are left alive by request: no other invocation is taken
-	drains     []int
-	errands    errands
-
-	// What can hang, and does not happen here: nil where it is not done at all.
-	remove   func(*wire.TempDir) error
-	writeEnd func(id string, report *wire.Done) error
+	run     *run // nil while idle
+	served  int
+	unknown bool // it is not known whether reported survivors have ended
+	left    bool // processes are left alive by request: no other invocation is taken
+	drains  []int
 }
 
 // run is one invocation.
@@ -78,37 +65,15 @@ type run struct {
 	result      outcome.CleanupResult
 }
 
-// serve returns the exit code, which is not 0 if the caller was told of survivors and
-// it is not known what has become of them.
+// serve returns the exit code, which is not 0 if the supervisor cannot serve, or does not
+// know whether survivors that it has reported have ended.
 func serve() (code int) {
-	s := &server{conn: wire.NewHelperConn(wire.ControlFD), control: wire.ControlFD, caller: watchCaller(), noFile: int(noFileLimit()), remove: removeTempDir}
-	err := prepareHelper()
-	eachInherited(unix.CloseOnExec)
-	dir, release := "", func() {}
-	if err == nil {
-		dir, release, err = holdState()
-	}
-	if err != nil {
-		s.send(wire.Refusal(err))
+	s := &server{loop: newLoop(), noFile: int(noFileLimit())}
+	var release func()
+	var err error
+	if s.state, s.stateOK, release, err = s.start("supervisor", s.open); err != nil {
 		return exitRefused
 	}
-	s.writeEnd = func(id string, report *wire.Done) error { return writeEnd(dir, "supervisor", id, report) }
-	if s.tree, err = openTree(s.interrupted); err != nil {
-		s.send(wire.Refusal(err))
-		return exitRefused
-	}
-	if s.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
-		// A root directory without /dev.
-		if s.null, err = emptyPipe(); err != nil {
-			s.send(wire.Refusal(err))
-			return exitRefused
-		}
-	}
-	s.nullFlags = ReadFileFlags(s.null)
-	s.state, err = readState(s.tree.ForkingThread())
-	s.stateOK = err == nil
-	s.hangUp = hello(s.conn, s.state, s.stateOK) != nil
-	shortenSlice(s.tree.ForkingThread(), &s.state)
 	s.tree.Prepare()
 	for s.step() {
 	}
@@ -117,7 +82,7 @@ func serve() (code int) {
 		s.tree.Disown()
 		release()
 		runtime.GC()
-		// Not on this thread: its time slice is short.
+		// On another thread: the time slice of this one is short.
 		done := make(chan struct{})
 		go func() {
 			drain(s.drains)
@@ -129,6 +94,22 @@ func serve() (code int) {
 		return exitUnknown
 	}
 	return 0
+}
+
+// open opens what a supervisor needs of the system.
+func (s *server) open() (forking int, err error) {
+	eachInherited(unix.CloseOnExec)
+	if s.tree, err = openTree(s.interrupted); err != nil {
+		return 0, err
+	}
+	if s.null, err = sys.Open("/dev/null", unix.O_RDWR, 0); err != nil {
+		// A root directory without /dev.
+		if s.null, err = emptyPipe(); err != nil {
+			return 0, err
+		}
+	}
+	s.nullFlags = ReadFileFlags(s.null)
+	return s.tree.ForkingThread(), nil
 }
 
 // emptyPipe returns what a leader can have as its stdin and find at its end.
@@ -145,111 +126,42 @@ func emptyPipe() (int, error) {
 // told of as alive has gone.
 const exitUnknown = 1
 
-// hello is a helper's first word. With it goes a pidfd of the helper, by which
-// the caller can end it without a doubt who it is.
-func hello(conn *wire.Conn, state State, known bool) error {
-	giveUpStderr() // the caller hears no more of it
-	m := &wire.Message{Hello: &wire.Hello{Version: wire.Version, PID: unix.Getpid(), State: state, StateKnown: known}}
-	var files []int
-	if fd, err := ownPidfd(); err == nil {
-		defer unix.Close(fd)
-		m.Hello.Pidfd, files = true, []int{fd}
-	}
-	return conn.Send(m, files...)
-}
-
-// step waits for the next thing to happen and handles it. False ends the
-// helper.
+// step waits for the next thing to happen and handles it. It returns false when the
+// supervisor has nothing left to do.
 func (s *server) step() bool {
-	if s.run == nil && s.callerGone && (len(s.drains) > 0 || !s.errands.left()) {
+	if s.run == nil && s.callerGone && (len(s.drains) > 0 || !s.calls.pending()) {
 		return false
 	}
-	// Each descriptor is polled only while this step also reads it: one that
-	// stays readable would make an idle loop spin. Poll skips -1.
-	fds := [5]unix.PollFd{
-		{Fd: -1, Events: unix.POLLIN},
-		{Fd: -1, Events: unix.POLLIN},
-		s.errands.pollFD(),
-		{Fd: int32(s.control), Events: unix.POLLIN},
-		{Fd: int32(s.caller), Events: unix.POLLIN},
-	}
+	tree, leader := -1, -1
 	if r := s.run; r != nil && !r.over {
-		fds[0].Fd = int32(s.tree.FD())
+		tree = s.tree.FD()
 		// While killing, an exited leader can stay unreaped for a while.
 		if !r.ladder.Killing() && !r.gaveUp && !r.leaderHeard {
-			fds[1].Fd = int32(s.tree.LeaderFD())
+			leader = s.tree.LeaderFD()
 		}
 	}
-	n := 5
-	if s.callerGone {
-		n = 3
-	}
-	wait(fds[:n], s.wake())
-	if fds[1].Revents != 0 {
+	s.await(s.wake(), tree, leader)
+	if s.polled[pollLeader].Revents != 0 {
 		// A leader that is traced has exited and cannot be reaped yet; the
 		// tree's descriptor reports when it can.
 		s.run.leaderHeard = true
 	}
-	if n == 5 {
-		// The caller's pidfd counts too: a forked copy of the caller can keep
-		// the socket open.
-		gone := fds[4].Revents&unix.POLLIN != 0 || s.hangUp
-		if fds[3].Revents != 0 && !s.listen() || gone {
-			s.callerGone = true
-			if s.run != nil {
-				s.stop(&wire.StopRequest{Cause: outcome.CauseHostLost})
-			}
-		}
+	if s.hear(s.handle, s.handleCut) && s.run != nil {
+		s.stop(&wire.StopRequest{Cause: outcome.CauseHostLost})
 	}
 	if s.run != nil && !s.run.over {
 		s.advance()
 	}
-	s.errands.step()
+	s.calls.finish()
 	return true
-}
-
-// pollable returns fd, or -1 if it stands for a pidfd that could not be had:
-// /dev/null or a directory, which poll always reports as ready.
-func pollable(fd int) int {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR || st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return -1
-	}
-	return fd
-}
-
-// wait polls until something is ready or the time has come; the zero time never
-// comes.
-func wait(fds []unix.PollFd, until time.Time) {
-	for {
-		err := error(fault.At(fault.Poll))
-		if err == syscall.Errno(0) {
-			err = poll(fds, until)
-		}
-		switch err {
-		case nil:
-			return
-		case unix.EINTR:
-			continue
-		}
-		// The kernel is short of memory. That must neither keep us from hearing
-		// anybody nor make us spin: it is as if each could be asked.
-		for i := range fds {
-			if fds[i].Fd >= 0 {
-				fds[i].Revents = unix.POLLERR
-			}
-		}
-		sys.Pause(10 * time.Millisecond)
-		return
-	}
 }
 
 // wake is the next moment at which the clock alone makes something due.
 func (s *server) wake() time.Time {
 	r := s.run
-	at := s.errands.next()
+	at := s.calls.next()
 	if r == nil && s.callerGone {
-		return time.Now().Add(lookEvery) // whether an errand is to be stayed for still
+		return time.Now().Add(lookEvery) // whether a call is still to be stayed for
 	}
 	if r == nil || r.over {
 		return at
@@ -275,52 +187,13 @@ func (s *server) wake() time.Time {
 	return at
 }
 
-// listen hears the caller. False if it is gone, or said something that cannot be
-// served: that ends in a stop too.
-func (s *server) listen() bool {
-	return listenTo(s.conn, s.handle, func(m *wire.Message) error {
-		if m.Run == nil || s.run != nil {
-			return wire.ErrFilesCut
-		}
-		s.refuse(unix.EMFILE)
-		return nil
-	})
-}
-
-// listenTo reads what the caller says and has each message handled; one whose
-// descriptors did not all come through goes to cut. False if the caller is gone,
-// or said something that cannot be served, which it is told.
-func listenTo(conn *wire.Conn, handle func(*wire.Message, []byte, []int) error, cut func(*wire.Message) error) bool {
-	err := conn.Fill()
-	switch {
-	case err == wire.ErrEmpty:
-		return true
-	case err != nil && !errors.Is(err, wire.ErrProtocol):
-		return false
+// handleCut refuses a request whose descriptors did not all come through.
+func (s *server) handleCut(m *wire.Message) error {
+	if m.Run == nil || s.run != nil {
+		return wire.ErrFilesCut
 	}
-	for err == nil {
-		var m *wire.Message
-		var raw []byte
-		var files []int
-		m, raw, files, err = conn.Next()
-		switch {
-		case err == wire.ErrFilesCut:
-			err = cut(m)
-		case err != nil:
-		case m == nil:
-			return true
-		default:
-			err = handle(m, raw, files)
-		}
-	}
-	_ = conn.Send(wire.Refusal(err)) // the last word: it hangs up next
-	return false
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
+	s.refuse(unix.EMFILE)
+	return nil
 }
 
 func (s *server) handle(m *wire.Message, raw []byte, files []int) error {
@@ -826,12 +699,7 @@ func (s *server) interrupted() bool {
 			return true
 		}
 	}
-	if s.callerGone {
-		return false
-	}
-	fds := [2]unix.PollFd{{Fd: int32(s.control), Events: unix.POLLIN}, {Fd: int32(s.caller), Events: unix.POLLIN}}
-	n, _ := unix.Poll(fds[:], 0)
-	return n > 0
+	return s.callerWaits()
 }
 
 // giveUp reports the survivors. The helper keeps trying in the background and
@@ -868,7 +736,7 @@ func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 		}
 	}
 	dir := r.settings.TempDir
-	if dir == nil || s.remove == nil {
+	if dir == nil || s.removeDir == nil {
 		report()
 		return
 	}
@@ -881,7 +749,7 @@ func (s *server) finish(result outcome.CleanupResult, proof outcome.Proof) {
 		report()
 		return
 	}
-	s.errands.run(wire.RemoveLimit, func() error { return s.remove(dir) }, func(err error) {
+	s.calls.run(wire.RemoveLimit, func() error { return s.removeDir(dir) }, func(err error) {
 		if err != nil {
 			kept(err)
 		}
@@ -910,7 +778,7 @@ func (s *server) tell(result outcome.CleanupResult, proof outcome.Proof) {
 		return
 	}
 	written := r.report // what is written is not changed any more
-	s.errands.run(wire.WriteLimit, func() error { return s.writeEnd(r.settings.ID, &written) }, func(err error) {
+	s.calls.run(wire.WriteLimit, func() error { return s.writeEnd(r.settings.ID, &written) }, func(err error) {
 		if err != nil {
 			c.JournalError = err.Error()
 		}
@@ -940,7 +808,7 @@ func (s *server) close() {
 	switch {
 	case r.result == outcome.CleanupLeft && !r.gaveUp:
 		s.left = true // and the caller may have pipes for us
-	case r.gaveUp || r.result != outcome.CleanupEmpty || s.errands.left():
+	case r.gaveUp || r.result != outcome.CleanupEmpty || s.calls.pending():
 		s.callerGone = true
 	case !s.callerGone:
 		s.makeReady()
@@ -968,13 +836,4 @@ func (s *server) makeReady() {
 		return
 	}
 	s.send(&wire.Message{Ready: &struct{}{}})
-}
-
-// send sends m to the caller. A caller that does not read its messages is none.
-func (s *server) send(m *wire.Message) {
-	if s.callerGone || s.hangUp || s.conn.Send(m) == nil {
-		return
-	}
-	s.hangUp = true
-	_ = unix.Shutdown(s.control, unix.SHUT_RDWR) // so that the next step is not waited for
 }

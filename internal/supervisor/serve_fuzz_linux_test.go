@@ -310,7 +310,7 @@ type hostile struct {
 	last    []byte
 	fds     int   // descriptors sent with the last frame
 	asks    []int // our ends of the sockets for answers
-	wards   []int // and of those of supervisors
+	spawns  []int // and of those of supervisors
 	spawned int
 	full    bool
 	// patience is how long the helper may leave a full socket alone, in ms.
@@ -463,7 +463,7 @@ func (h *hostile) play(s *script) {
 				break
 			}
 			ours, theirs := h.socket()
-			h.wards = append(h.wards, ours)
+			h.spawns = append(h.spawns, ours)
 			h.send(b, []int{theirs, h.w, h.w})
 			unix.Close(theirs)
 		case doLost:
@@ -501,8 +501,8 @@ func (h *hostile) play(s *script) {
 	}
 }
 
-// loop is what there is of a helper's main loop.
-type loop struct {
+// fedLoop is a helper's main loop that feed plays to.
+type fedLoop struct {
 	step  func() bool
 	gone  func() bool // the caller is, as the loop knows it
 	conn  *wire.Conn
@@ -511,7 +511,7 @@ type loop struct {
 
 // feed has a caller that plays the script talk to a helper's loop, until that
 // has ended, and returns what the helper said.
-func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []byte) (said []*wire.Message, whole bool, asks [][]*wire.Message) {
+func feed(t *testing.T, tree *stubTree, begin func(control int) fedLoop, input []byte) (said []*wire.Message, whole bool, asks [][]*wire.Message) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -575,7 +575,7 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) loop, input []by
 		asks = append(asks, m)
 		unix.Close(fd)
 	}
-	for _, fd := range h.wards {
+	for _, fd := range h.spawns {
 		if m, _ := hearAll(t, fd); len(m) > 1 || len(m) == 1 && m[0].Failed == nil && m[0].Spawned == nil {
 			t.Errorf("a supervisor that does not exist says %+v", m)
 		}
@@ -667,8 +667,12 @@ func orderly(said string) error {
 	return nil
 }
 
+func stubLoop(t *testing.T, control, null int) loop {
+	return loop{conn: wire.NewHelperConn(control), control: control, caller: -1, null: null, removeDir: removed(t), writeEnd: written}
+}
+
 func stubServer(tree *stubTree, control, null int) *server {
-	s := &server{tree: tree, conn: wire.NewHelperConn(control), control: control, caller: -1, null: null, remove: removed(tree.t), writeEnd: written}
+	s := &server{loop: stubLoop(tree.t, control, null), tree: tree}
 	var err error
 	runtime.LockOSThread()
 	s.state, err = readState(0)
@@ -691,9 +695,9 @@ func FuzzServer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, manner byte, input []byte) {
 		tree := newStubTree(t, stubManner(manner))
 		var s *server
-		said, whole, _ := feed(t, tree, func(control int) loop {
+		said, whole, _ := feed(t, tree, func(control int) fedLoop {
 			s = stubServer(tree, control, null)
-			return loop{s.step, tree.gone, s.conn, func(*testing.T) {}}
+			return fedLoop{s.step, tree.gone, s.conn, func(*testing.T) {}}
 		}, input)
 		spoken := words(t, said)
 		if err := orderly(spoken); err != nil {
@@ -820,9 +824,9 @@ func TestServerComplains(t *testing.T) {
 		}
 		t.Run(seed.name, func(t *testing.T) {
 			tree := newStubTree(t, seed.manner)
-			said, _, _ := feed(t, tree, func(control int) loop {
+			said, _, _ := feed(t, tree, func(control int) fedLoop {
 				s := stubServer(tree, control, null)
-				return loop{s.step, tree.gone, s.conn, func(*testing.T) {}}
+				return fedLoop{s.step, tree.gone, s.conn, func(*testing.T) {}}
 			}, seed.script)
 			if spoken := words(t, said); !strings.Contains(spoken, "F") {
 				t.Errorf("it says %q, and does not complain", spoken)
@@ -861,13 +865,13 @@ func FuzzGuard(f *testing.F) {
 		tree := newStubTree(t, stubManner(manner))
 		tree.died, tree.orphans = true, int(orphans%4)
 		tree.gone = func() bool { return false } // what was ordered is still carried out
-		var g *warden
-		said, whole, asks := feed(t, tree, func(control int) loop {
-			g = &warden{tree: tree, conn: wire.NewHelperConn(control), control: control, caller: -1, null: null, root: null, exe: "/proc/self/exe", callerPID: "1",
-				supervisors: map[string]*supervised{}, living: map[int]*supervised{}, remove: removed(t), writeEnd: written}
-			return loop{g.step, func() bool { return g.callerGone }, g.conn, func(t *testing.T) {
-				if len(g.swept) > keepSwept || len(g.supervisors) != len(g.swept)+len(g.living)+len(g.fallen)+len(g.spawns) {
-					t.Errorf("%d supervisors are remembered: %d that are gone, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.living), len(g.fallen), len(g.spawns))
+		var g *guard
+		said, whole, asks := feed(t, tree, func(control int) fedLoop {
+			g = newGuard(stubLoop(t, control, null), "/proc/self/exe", "1", nil)
+			g.tree, g.root = tree, null
+			return fedLoop{g.step, func() bool { return g.callerGone }, g.conn, func(t *testing.T) {
+				if len(g.swept) > keepSwept || len(g.supervisors) != len(g.swept)+len(g.alive)+len(g.fallen)+len(g.orders) {
+					t.Errorf("%d supervisors are remembered: %d that are gone, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.alive), len(g.fallen), len(g.orders))
 				}
 			}}
 		}, input)
@@ -879,8 +883,8 @@ func FuzzGuard(f *testing.F) {
 				t.Errorf("question %d is answered with %d messages: %+v", i, len(m), m)
 			}
 		}
-		if len(g.spawns) > 0 || g.starting {
-			t.Errorf("ended with %d orders left", len(g.spawns))
+		if len(g.orders) > 0 || g.starting {
+			t.Errorf("ended with %d orders left", len(g.orders))
 		}
 		for _, q := range g.questions {
 			unix.Close(q.socket)
@@ -900,7 +904,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(pair[:])
-	s := &server{conn: wire.NewHelperConn(pair[1]), control: pair[1]}
+	s := &server{loop: loop{conn: wire.NewHelperConn(pair[1]), control: pair[1]}}
 	filled := 0
 	for junk := make([]byte, 4096); ; {
 		n, err := unix.SendmsgN(pair[1], junk, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
