@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileFlags is what everybody who has an open file shares besides its offset, and can
-// change: the flags of fcntl's F_SETFL, and whom the kernel signals about it.
+// FileFlags is what all descriptors of an open file share besides its offset, and what each process
+// that has one can change: the flags of fcntl's F_SETFL, and which process the kernel signals
+// about the file.
 type FileFlags struct {
 	known  bool
 	flags  int
@@ -25,7 +26,7 @@ const (
 	ownerIsGroup = 2 // F_OWNER_PGRP
 )
 
-// ReadFileFlags returns those of an open file.
+// ReadFileFlags returns the flags of an open file.
 func ReadFileFlags(fd int) (f FileFlags) {
 	var err error
 	if f.flags, err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || f.flags&unix.O_PATH != 0 {
@@ -35,15 +36,15 @@ func ReadFileFlags(fd int) (f FileFlags) {
 		return f
 	}
 	if f.owner.pid == 0 {
-		f.owner.kind = 0 // nobody is nobody
+		f.owner.kind = 0 // no process, of no kind
 	}
 	f.signal, err = unix.FcntlInt(uintptr(fd), unix.F_GETSIG, 0)
 	f.known = err == nil
 	return f
 }
 
-// Restore gives an open file what it had. A pid that is not ours can be somebody else's
-// by now: if the owner has changed, and was not this process, there is none afterwards.
+// Restore gives an open file back what it had. A pid that is not ours can be another process's by
+// now: if the owner has changed, and was not this process, the file has none afterwards.
 func (f FileFlags) Restore(fd int) {
 	now := ReadFileFlags(fd)
 	if !f.known || !now.known {

@@ -27,11 +27,11 @@ import (
 // errRefused wraps why no helper can be started.
 var errRefused = errors.New("supervisor: cannot start a helper")
 
-// Check reports whether helpers can be started from the executable at path, as far as that
-// can be seen without starting one; "" is the running executable.
+// Check returns an error if helpers cannot be started from the executable at path, as far as that
+// can be checked without starting one; "" is the running executable.
 func Check(path string) error {
 	if path == "" {
-		return nil // seen when it is used: not every program that links us invokes anything
+		return nil // checked at its first use: not every program that imports adapter invokes anything
 	}
 	if fi, err := os.Stat(path); err != nil {
 		return fmt.Errorf("supervisor: %w", err)
@@ -49,16 +49,17 @@ var self = sync.OnceValues(func() (string, error) {
 	return ownExecutable()
 })
 
-// notOurs is why an executable is not started again that is not the program we are a part of.
+// notOurs returns why an executable is not started again: it is not the program that this package is
+// a part of.
 func notOurs(why string) error {
 	return fmt.Errorf("%w: %s, so the executable is not ours to start again; set Options.Supervisor to an installed curfew", errRefused, why)
 }
 
-// environment is what a helper gets of ours: what the loader and the Go runtime look at, and
-// HOME and PATH, which init functions of the program can need. The collector of a helper is
-// off, below a limit that no helper should reach; it runs between two invocations. (Package
-// runtime/debug would be initialised too late: see takeover.go.) A CLI gets nothing of this:
-// its environment comes with its request.
+// environment returns a helper's environment. Of ours it has what the loader and the Go runtime
+// read, and HOME and PATH, which init functions of the program can need. The garbage collector of a
+// helper is off, below a limit that no helper should reach; it runs between two invocations.
+// (Package runtime/debug would be initialised too late: see takeover.go.) A CLI gets nothing of
+// this: its environment comes with its request.
 func environment() []string {
 	env := append(fault.Environment(), wire.HelperVar+"=1", "GOMEMLIMIT=64MiB")
 	if !tracking() {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes is how a helper is started.
+// attributes returns how a helper is started.
 func (h *helper) attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// ownExecutable is what to start helpers from.
+// ownExecutable returns what to start helpers from.
 func ownExecutable() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -21,11 +21,11 @@ func ownExecutable() (string, error) {
 	return path, nil
 }
 
-// ownPidfd fails: there are none.
+// ownPidfd fails: there are no pidfds here.
 func ownPidfd() (int, error) { return -1, unix.ENOSYS }
 
-// privileged reports why the executable at path must not be started as a helper of
-// ourselves: it would get privileges that we do not have.
+// privileged returns why the executable at path must not be started as a helper: it would get
+// privileges that we do not have.
 func privileged(path string) error {
 	fi, err := os.Stat(path)
 	if err == nil && fi.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {

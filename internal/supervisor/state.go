@@ -7,13 +7,12 @@ import (
 	"curfew/internal/wire"
 )
 
-// State is what a process started from a thread inherits from it, in the form
-// it has after an exec: a helper was started from a thread in one state, and
-// may start a CLI for a thread only if that one is in the same state now.
-// Fields that cannot be read here are empty on both sides.
+// State is what a process inherits from the thread that starts it, in the form that it has after
+// an exec. A helper was started from a thread in one state, and may start a CLI for a thread only
+// if that thread is in the same state. Fields that cannot be read on a system are empty.
 type State [wire.StateFields]string
 
-// stateNames names the fields for people, in the order of State.
+// stateNames are the names of the fields in error messages.
 var stateNames = State{
 	"user ids", "group ids", "supplementary groups",
 	"inheritable capabilities", "capability bounding set", "ambient capabilities",
@@ -22,8 +21,8 @@ var stateNames = State{
 	"oom_score_adj", "root directory", "namespaces", "cgroup and security label",
 }
 
-// Differs returns the name of the first field in which s and other differ, ""
-// if they are equal.
+// Differs describes the first field in which s, which is ours, and other, which is a helper's,
+// differ. It returns "" if they are equal.
 func (s *State) Differs(other *State) string {
 	for i := range s {
 		if s[i] != other[i] {

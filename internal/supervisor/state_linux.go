@@ -15,6 +15,7 @@ import (
 	"curfew/internal/sys"
 )
 
+// The fields of a State.
 const (
 	stUID = iota
 	stGID
@@ -35,15 +36,14 @@ const (
 	stCgroup
 )
 
-// errNoProc means that the state cannot be read in full, so that no helper can
-// be used twice.
+// errNoProc means that the state cannot be read in full, so that no helper is used twice.
 var errNoProc = errors.New("supervisor: /proc is not mounted or not usable")
 
 var stateBuf = sync.Pool{New: func() any { return new([8192]byte) }}
 
-// readState reads the state of thread tid of this process, 0 for the calling
-// one, which must be locked to its goroutine. A single read of status is far
-// cheaper than the hundred prctl calls that would tell the same.
+// readState reads the state of thread tid of this process; 0 is the calling thread, which must be
+// locked to its goroutine. One read of status is far cheaper than the hundred prctl calls that
+// return the same.
 func readState(tid int) (State, error) {
 	var s State
 	buf := stateBuf.Get().(*[8192]byte)
@@ -84,7 +84,7 @@ var statusFields = map[string]int{
 	"Seccomp": stSeccomp, "Umask": stUmask, "Cpus_allowed": stCPUs,
 }
 
-// parseStatus takes what is in a status file. It is made by the kernel, a line for each name.
+// parseStatus sets the fields that are in a status file. The kernel writes a line for each name.
 func (s *State) parseStatus(b []byte) {
 	var mems, filters string
 	for len(b) > 0 {
@@ -114,8 +114,7 @@ func (s *State) parseStatus(b []byte) {
 	s[stCPUs] += " " + mems
 }
 
-// ownCgroup is the content of the calling thread's cgroup file, "" if it cannot
-// be read.
+// ownCgroup returns the content of the calling thread's cgroup file, "" if it cannot be read.
 func ownCgroup() string {
 	var buf [8192]byte
 	b, err := readSmall("/proc/thread-self/cgroup", buf[:])
@@ -132,8 +131,8 @@ var labelled = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// realAndEffective takes the first two of the four ids in a status line: an
-// exec makes the saved and the file-system id equal to the effective one.
+// realAndEffective returns the first two of the four ids in a status line: an exec makes the saved
+// and the file-system id equal to the effective one.
 func realAndEffective(ids []byte) string {
 	f := bytes.Fields(ids)
 	if len(f) < 2 {
@@ -148,45 +147,26 @@ func readSmall(path string, buf []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd)
-	n := 0
-	for n < len(buf) {
-		m, err := 0, error(fault.At(fault.Read))
-		if err == syscall.Errno(0) {
+	defer sys.Close(fd)
+	for n := 0; n < len(buf); {
+		m := 0
+		if err := sys.Call(fault.Read, func() (err error) {
 			m, err = unix.Read(fd, buf[n:])
-		}
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
+			return err
+		}); err != nil {
 			return nil, err
-		}
-		if m == 0 {
-			return buf[:n], nil
 		}
 		n += m
 		if m < 2048 {
-			// These files are made in one piece, up to a page; a shorter read
-			// was the end.
+			// The kernel makes these files in one piece, up to a page: a shorter read was the end.
 			return buf[:n], nil
 		}
 	}
 	return nil, fmt.Errorf("supervisor: %s is larger than %d bytes", path, len(buf))
 }
 
-// readSmallPart reads the beginning of a file, as much as fits into buf.
-func readSmallPart(path string, buf []byte) ([]byte, error) {
-	fd, err := sys.Open(path, unix.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	n, err := unix.Read(fd, buf)
-	return buf[:max(n, 0)], err
-}
-
-// threadBits reads what only the thread itself can change. The keep-caps bit
-// is left out: an exec clears it.
+// threadBits reads what only the thread itself can change. The keep-caps bit is left out: an exec
+// clears it.
 func threadBits() string {
 	bits, _, _ := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_SECUREBITS, 0, 0, 0, 0, 0)
 	pers, _, _ := unix.RawSyscall(unix.SYS_PERSONALITY, 0xffffffff, 0, 0)
@@ -197,9 +177,8 @@ func threadBits() string {
 	return string(strconv.AppendUint(append(b, ' '), uint64(slack), 10))
 }
 
-// limits reads the resource limits. Of RLIMIT_NOFILE the soft one is left out:
-// the Go runtime raises it in every process, and gives a child back what it
-// found (see noFileLimit).
+// limits reads the resource limits. The soft RLIMIT_NOFILE is left out: the Go runtime raises it in
+// every process, and restores it for a child (see noFileLimit).
 func limits() string {
 	var b []byte
 	for r := range 16 {
@@ -217,8 +196,8 @@ func limits() string {
 	return string(b)
 }
 
-// noFileLimit is our own soft RLIMIT_NOFILE. What a child gets is not it but
-// what the runtime remembers; while this does not change, neither does that.
+// noFileLimit returns our own soft RLIMIT_NOFILE. A child gets the limit that the runtime remembers,
+// which does not change while ours does not.
 func noFileLimit() uint64 {
 	var l unix.Rlimit
 	_ = unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &l)
@@ -288,14 +267,5 @@ var namespaceNames = func() (list []*byte) {
 	return list
 }()
 
-// Ignored reports whether this process ignores sig. The kernel is asked, not
-// os/signal, which loses track when a signal was ignored and reset.
-func Ignored(sig syscall.Signal) bool {
-	var act struct {
-		handler, flags, restorer uintptr
-		mask                     uint64
-	}
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0)
-	const ignore = 1
-	return errno == 0 && act.handler == ignore
-}
+// Ignored reports whether this process ignores sig.
+func Ignored(sig syscall.Signal) bool { return sys.Ignored(sig) }

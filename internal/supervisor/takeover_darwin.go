@@ -9,8 +9,8 @@ import (
 	"curfew/internal/wire"
 )
 
-// processName is argv[0] as the kernel has it: os.Args can have been changed by
-// an init function that ran before.
+// processName returns argv[0] as the kernel has it: an init function that ran before ours can
+// have changed os.Args.
 func processName() string {
 	b, err := unix.SysctlRaw("kern.procargs2", unix.Getpid())
 	if err != nil || len(b) < 4 {
@@ -24,8 +24,8 @@ func processName() string {
 	return firstArgument(bytes.TrimLeft(rest, "\x00"))
 }
 
-// checkDoor says why this process must not serve the other end of its socket:
-// it has privileges that the other end may not have.
+// checkDoor returns why this process must not serve the other end of its socket: it has
+// privileges that the other end may not have.
 func checkDoor() string {
 	if unix.Issetugid() {
 		return "the executable gives privileges (setuid or setgid)"
@@ -40,13 +40,13 @@ func checkDoor() string {
 	return ""
 }
 
-// giveUpStderr puts /dev/null in the place of our stderr.
+// giveUpStderr replaces our stderr by /dev/null.
 func giveUpStderr() { _ = unix.Dup2(0, 2) }
 
-// denyAccess does nothing: no process can take another one's descriptors here.
+// denyAccess does nothing: no process can take descriptors of another one here.
 func denyAccess() {}
 
-// eachOpen returns false: there is no list that can be had without a name for each.
+// eachOpen returns false: a list cannot be had without a name for each descriptor.
 func eachOpen(func(fd int)) bool { return false }
 
 // beResumedBy does nothing: the signal that the kernel can send cannot be chosen here.

@@ -2,29 +2,34 @@ package supervisor
 
 import (
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 )
 
-// processName is argv[0] as the kernel has it: os.Args can have been changed by
-// an init function that ran before.
+// processName returns argv[0] as the kernel has it: an init function that ran before ours can
+// have changed os.Args.
 func processName() string {
 	var buf [64]byte
-	b, err := readSmallPart("/proc/self/cmdline", buf[:])
-	if err != nil || len(b) == 0 {
+	n := 0
+	fd, err := sys.Open("/proc/self/cmdline", unix.O_RDONLY, 0)
+	if err == nil {
+		n, err = unix.Read(fd, buf[:])
+		sys.Close(fd)
+	}
+	if err != nil || n == 0 {
 		if len(os.Args) == 0 {
 			return ""
 		}
 		return os.Args[0]
 	}
-	return firstArgument(b)
+	return firstArgument(buf[:n])
 }
 
-// checkDoor says why this process must not serve the other end of its socket:
-// it has privileges that the other end may not have.
+// checkDoor returns why this process must not serve the other end of its socket: it has
+// privileges that the other end may not have.
 func checkDoor() string {
 	const atSecure = 23
 	auxv, err := unix.Auxv()
@@ -50,44 +55,39 @@ func checkDoor() string {
 	return ""
 }
 
-// denyAccess keeps other processes of this user from taking our descriptors
-// (pidfd_getfd), tracing us and reading our memory, unless they have CAP_SYS_PTRACE. What
-// we execute can be traced as usual: execve sets the flag again. Helpers that scan do
-// without: they know each other by their environments, which could not be read.
+// denyAccess keeps other processes of this user from taking our descriptors (pidfd_getfd), tracing
+// us and reading our memory, unless they have CAP_SYS_PTRACE. What we execute can be traced as
+// usual: execve sets the flag again. Helpers that scan are not protected: they know each other by
+// their environments, which could not be read then.
 func denyAccess() {
 	if !tracking() {
 		_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it cannot fail
 	}
 }
 
-// giveUpStderr puts /dev/null in the place of our stderr.
+// giveUpStderr replaces our stderr by /dev/null.
 func giveUpStderr() { _ = unix.Dup3(0, 2, 0) }
 
-// eachOpen calls do with each descriptor that is open. False where there is no list.
+// eachOpen calls do with each descriptor that is open. It reports false if there is no list.
 func eachOpen(do func(fd int)) bool {
-	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := sys.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return false
 	}
-	defer unix.Close(dir)
+	defer sys.Close(dir)
 	var buf [4096]byte
-	for {
-		n, err := unix.Getdents(dir, buf[:])
-		if err != nil || n <= 0 {
-			return true
-		}
-		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
-		for _, name := range names {
-			if fd, err := strconv.Atoi(name); err == nil {
-				do(fd)
-			}
+	list := sys.List(dir, buf[:])
+	for list.Next() {
+		if fd, ok := list.Number(); ok {
+			do(fd)
 		}
 	}
+	return list.Err == nil
 }
 
-// beResumedBy makes the kernel send us SIGCONT whenever something happens to our end of a
-// socket, its hanging up included: if we are suspended, the next message from the other end,
-// or its end, wakes us, even after our parent has died.
+// beResumedBy makes the kernel send us SIGCONT whenever something happens to our end of a socket.
+// If we are suspended, the next message from the other end wakes us, or that end's being closed,
+// even after our parent has died.
 func beResumedBy(socket int) {
 	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
 	for _, set := range [...]struct{ cmd, arg int }{
