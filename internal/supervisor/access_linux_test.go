@@ -25,12 +25,12 @@ func init() {
 	roles["speaks for its supervisor"] = speaksRole
 }
 
-// A CLI of the same user takes no descriptor of its supervisor or of the guard, and
-// traces neither. It can itself be traced.
+// A CLI of the same user can neither take a descriptor of its supervisor or of the guard, nor trace
+// them. It can itself be traced.
 func TestHelpersAreNotDumpable(t *testing.T) { inRole(t, "has a thief") }
 
 func hasAThiefRole([]string) error {
-	if os.Geteuid() == 0 { // who may trace everybody
+	if os.Geteuid() == 0 { // root may trace every process
 		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(65534), syscall.Setuid(65534)); err != nil {
 			return err
 		}
@@ -42,7 +42,7 @@ func hasAThiefRole([]string) error {
 		return err
 	}
 	defer p.Put(h)
-	// The executable can lie where this user cannot go; the supervisor's link leads to it.
+	// The executable can lie in a directory that this user cannot search; the supervisor's link works.
 	os.Setenv(roleVar, "takes sockets")
 	out, done, err := runOn(h, settings(), "/proc/self/exe", strconv.Itoa(h.pid), strconv.Itoa(h.guard.pid))
 	if err != nil || out != "nothing\n" || done.Exit == nil || done.Exit.Code != 0 {
@@ -51,7 +51,7 @@ func hasAThiefRole([]string) error {
 	return nil
 }
 
-// takesSocketsRole prints what it can do to the processes that its arguments name.
+// takesSocketsRole prints what it is able to do to the processes that its arguments name.
 func takesSocketsRole(args []string) error {
 	var can []string
 	for _, arg := range args {
@@ -83,8 +83,8 @@ func takesSocketsRole(args []string) error {
 	return nil
 }
 
-// What a CLI says over its supervisor's socket is not taken for its supervisor's word,
-// where it has the right to take that socket.
+// What a CLI sends over its supervisor's socket is not believed to come from the supervisor, if the
+// CLI may take that socket.
 func TestCLISpeaksForItsSupervisor(t *testing.T) {
 	needsRoot(t)
 	t.Parallel()
@@ -128,13 +128,13 @@ func speaksRole(args []string) error {
 		return err
 	}
 	fmt.Println("ready")
-	time.Sleep(100 * time.Millisecond) // the supervisor has said that we run
+	time.Sleep(100 * time.Millisecond) // the supervisor has sent Started
 	done, err := wire.Encode(&wire.Message{Done: &wire.Done{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}}, nil)
 	if err != nil {
 		return err
 	}
 	if args[0] == "half a message" {
-		// The supervisor's next one would finish it, as its raw part.
+		// The supervisor's next message would be its raw part.
 		done[7] = 1
 	}
 	if _, err := unix.Write(socket, done); err != nil {
@@ -147,8 +147,8 @@ func speaksRole(args []string) error {
 	return nil
 }
 
-// A supervisor is the process that its guard has started. Another one that has its socket
-// while it is being started is not taken for it, nor is what that one sends along.
+// A supervisor is the process that its guard has started. Another process that has its socket while
+// it is being started is not accepted, nor is the pidfd that it sends.
 func TestAnotherGreets(t *testing.T) {
 	t.Parallel()
 	self := os.Getpid()
@@ -185,7 +185,7 @@ func TestAnotherGreets(t *testing.T) {
 			greeted := make(chan error, 1)
 			go func() { greeted <- h.greet(t.Context()) }()
 			for _, what := range tt.order {
-				for h.Pending() { // what two processes send does not come at once
+				for h.Pending() { // one recvmsg returns the bytes of one process
 					time.Sleep(time.Millisecond)
 				}
 				m, files := &wire.Message{Spawned: &wire.Spawned{PID: tt.spawned}}, []int(nil)
@@ -209,8 +209,8 @@ func TestAnotherGreets(t *testing.T) {
 
 func init() { roles["has no waitid"] = noWaitidRole }
 
-// Where waitid is forbidden no process can be shown to be ours: nothing is started, and
-// the reason is given. A tree would be reported as survivors, with an empty list.
+// Where waitid is forbidden no process can be shown to be ours: nothing is started, and the error has
+// the reason. A tree would be reported as survivors, with an empty list.
 func TestWithoutWaitid(t *testing.T) { inRole(t, "has no waitid") }
 
 func noWaitidRole([]string) error {
@@ -239,7 +239,7 @@ func noWaitidRole([]string) error {
 	return nil
 }
 
-// What is alive is not among what has ended.
+// A survivor is not listed among the processes that have ended.
 func TestSurvivorsHaveNotEnded(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
@@ -251,7 +251,7 @@ func TestSurvivorsHaveNotEnded(t *testing.T) {
 	}
 }
 
-// A helper whose pid is another process's by now is not suspended when that one is.
+// If a helper's pid is another process's by now, that one's being suspended is not the helper's.
 func TestSuspendedIsAboutTheHelper(t *testing.T) {
 	t.Parallel()
 	dead, other := exec.Command("true"), exec.Command("sleep", tooLong)

@@ -26,9 +26,9 @@ import (
 
 func init() { roles["gets a pid again"] = pidAgainRole }
 
-// The pid of a lost supervisor is given to a new one, while something of the lost one's
-// tree cannot be ended yet: the new one's tree, directory and record are left alone, and
-// what the lost one had left to do is done.
+// The pid of a lost supervisor is given to a new one, while something of the lost one's tree cannot
+// be ended yet: the new one's tree, directory and record are left alone, and the duties of the lost
+// one are done.
 func TestPIDIsGivenAgain(t *testing.T) {
 	needsRoot(t)
 	t.Parallel()
@@ -47,10 +47,10 @@ func TestPIDIsGivenAgain(t *testing.T) {
 	}
 }
 
-// errNotAgain means that somebody else has got the number.
+// errNotAgain means that another process has got the number.
 var errNotAgain = errors.New("the pid was not given to a supervisor again")
 
-// pidAgainRole is in a pid namespace of its own.
+// pidAgainRole runs in a pid namespace of its own.
 func pidAgainRole(args []string) error {
 	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, ""))
 	if err != nil {
@@ -68,7 +68,7 @@ func pidAgainRole(args []string) error {
 	return err
 }
 
-// guarded is an invocation whose guard has to do something for it.
+// guarded is an invocation for which its guard has duties.
 type guarded struct {
 	h      *Client
 	said   *bufio.Reader
@@ -76,7 +76,7 @@ type guarded struct {
 	record string
 }
 
-// guardedRun begins a CLI on h and returns when it has said its first line.
+// guardedRun begins a CLI on h and returns with its first line.
 func guardedRun(h *Client, j *journal.Journal, dir, script string) (*guarded, string, error) {
 	id := rand.Text()
 	temp, err := scratch.Make(filepath.Join(dir, "curfew-"+id))
@@ -109,7 +109,7 @@ func guardedRun(h *Client, j *journal.Journal, dir, script string) (*guarded, st
 	return g, strings.TrimSpace(line), err
 }
 
-// ends reports how many ends the record has.
+// ends returns how many ends the record has.
 func (g *guarded) ends() int {
 	b, _ := os.ReadFile(g.record)
 	return strings.Count(string(b), "\n") - 1
@@ -127,7 +127,7 @@ func pidAgain(dir string, two bool) error {
 	if two {
 		second = &Pool{StateDir: j.Dir(), Peer: j.Peer()}
 		defer second.Close()
-		h, err := second.Get(context.Background(), false) // so that its guard is there
+		h, err := second.Get(context.Background(), false) // starts its guard
 		if err != nil {
 			return err
 		}
@@ -200,11 +200,11 @@ func pidAgain(dir string, two bool) error {
 	}
 }
 
-// cannotBeEnded traces a process: when it is killed it stays as a zombie until release.
+// cannotBeEnded traces a process, which stays as a zombie after it was killed, until release.
 func cannotBeEnded(pid int) (release func(), err error) {
 	traced, over, released := make(chan error), make(chan struct{}), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // which is the tracer
+		runtime.LockOSThread() // the tracer is a thread
 		defer close(released)
 		traced <- unix.PtraceSeize(pid)
 		<-over
@@ -225,7 +225,7 @@ func cannotBeEnded(pid int) (release func(), err error) {
 	}, nil
 }
 
-// supervisorWithPID starts supervisors until one has the pid.
+// supervisorWithPID starts supervisors until one gets the pid.
 func supervisorWithPID(p *Pool, pid int) (*Client, error) {
 	for range 20 {
 		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0); err != nil {
@@ -238,7 +238,7 @@ func supervisorWithPID(p *Pool, pid int) (*Client, error) {
 		if h.pid == pid {
 			return h, nil
 		}
-		defer p.Put(h) // and not used meanwhile
+		defer p.Put(h) // until then it is not used
 	}
 	return nil, errNotAgain
 }

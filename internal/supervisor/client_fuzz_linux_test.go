@@ -19,8 +19,8 @@ import (
 	"curfew/outcome"
 )
 
-// The caller's side is fed here with what a hostile or broken helper could say:
-// Options.Supervisor can name any executable.
+// The caller's side gets here what a hostile or broken helper could send: Options.Supervisor can
+// name any executable.
 
 var oddReports = []*wire.Done{
 	{Started: true, Exit: &outcome.Exit{}, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}},
@@ -32,7 +32,7 @@ var oddReports = []*wire.Done{
 	{Cleanup: outcome.Cleanup{Result: outcome.CleanupUnverified, Proof: outcome.ProofNone}},
 }
 
-// The kinds of word in a script of a helper.
+// The kinds of piece in a script of a helper.
 const (
 	sayRaw byte = iota // n, then n bytes as they are
 	sayHello
@@ -44,15 +44,14 @@ const (
 	sayReady
 	sayFailed
 	saySwept
-	sayForeign // what only a caller says
+	sayForeign // what only a caller sends
 	sayJSON
 	sayHead
-	sayFiles // n: descriptors with what comes next
+	sayFiles // n: descriptors with the next piece
 	says
 )
 
-// speech is what a script has a helper say: pieces, each with a number of
-// descriptors.
+// speech is a piece of what a script makes a helper send, with a number of descriptors.
 type speech struct {
 	b     []byte
 	files int
@@ -113,7 +112,7 @@ func speak(s *script) (all []speech) {
 	return all
 }
 
-// utter says it all on fd, and closes that. What is sent as a descriptor is w.
+// utter sends all pieces on fd, and closes it. Each descriptor that is sent is w.
 func utter(fd, w int, all []speech) {
 	defer unix.Close(fd)
 	for _, piece := range all {
@@ -132,7 +131,7 @@ func utter(fd, w int, all []speech) {
 				continue
 			}
 			if err != nil {
-				return // nobody listens any more
+				return // the other end is closed
 			}
 			b, files = b[n:], files[len(some):]
 		}
@@ -191,7 +190,7 @@ func helperSeeds() map[string][]byte {
 	return seeds
 }
 
-// FuzzHelper has a hostile helper talk to the caller's side.
+// FuzzHelper plays a hostile helper to the caller's side.
 func FuzzHelper(f *testing.F) {
 	seeds := helperSeeds()
 	for _, name := range slices.Sorted(maps.Keys(seeds)) {
@@ -215,7 +214,7 @@ func FuzzHelper(f *testing.F) {
 		h := &Client{}
 		stub(&h.helper, pair[0])
 		listenToHelper(t, h)
-		// Nobody is asked to close it: it is all that keeps the helper.
+		// Closing our end is enough: the helper is no process.
 		if !h.Close(0) {
 			t.Error("the helper, which is no process, has not ended")
 		}
@@ -231,8 +230,7 @@ func stub(h *helper, socket int) {
 	h.exe, h.pidfd, h.conn = "stub", -1, wire.NewCallerConn(socket)
 }
 
-// listenToHelper does with a helper what its caller does, and checks what
-// comes of it.
+// listenToHelper uses a helper as its caller does, and checks the results.
 func listenToHelper(t *testing.T, h *Client) {
 	h.Interrupt(time.Now().Add(patience))
 	if err := h.greet(context.Background()); err != nil {
@@ -285,7 +283,7 @@ func listenToHelper(t *testing.T, h *Client) {
 	}
 }
 
-// FuzzSwept has a hostile guard answer the caller's question.
+// FuzzSwept plays a hostile guard that answers the caller's question.
 func FuzzSwept(f *testing.F) {
 	seeds := helperSeeds()
 	for _, name := range slices.Sorted(maps.Keys(seeds)) {

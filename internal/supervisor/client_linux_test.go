@@ -41,7 +41,7 @@ func init() {
 	roles["vandal"] = vandalRole
 }
 
-// inRole runs a role in a process of its own and fails with what it says.
+// inRole runs a role in a process of its own and fails with its error.
 func inRole(t *testing.T, role string, args ...string) {
 	t.Helper()
 	t.Parallel()
@@ -65,8 +65,8 @@ func settings() wire.Settings {
 	return wire.Settings{Duties: wire.Duties{ID: "test"}, Policy: proctree.Policy{Signal: 15, Grace: time.Second, KillWait: 2 * time.Second}, Linger: time.Second, Numbers: []int{1}}
 }
 
-// runCLI runs argv on a helper of the pool and returns what it wrote, the
-// report and the helper's pid.
+// runCLI runs argv on a supervisor of the pool and returns its output, the report and the
+// supervisor's pid.
 func runCLI(p *Pool, s wire.Settings, argv ...string) (string, *wire.Done, int, error) {
 	h, err := p.Get(context.Background(), false)
 	if err != nil {
@@ -114,8 +114,8 @@ func runOn(h *Client, s wire.Settings, argv ...string) (string, *wire.Done, erro
 	}
 }
 
-// A helper is used again, and not after the caller has changed in something
-// that the CLI would inherit: then the CLI has what a new child would have.
+// A supervisor is used again, but not after the caller has changed in something that the CLI would
+// inherit: then the CLI has what a new child would have.
 func TestHelperIsNoOldSelf(t *testing.T) { inRole(t, "changes") }
 
 func changesRole([]string) error {
@@ -153,8 +153,8 @@ func changesRole([]string) error {
 	}{
 		{"Umask", "0027", func() error { unix.Umask(0o027); return nil }},
 		{"Nice", "5", func() error {
-			// For the process is for its main thread; a child inherits from the
-			// one that forks, so every thread is changed.
+			// A child inherits from the thread that forks, so every thread is changed: the call
+			// for the process changes its main thread alone.
 			tasks, err := filepath.Glob("/proc/self/task/*")
 			for _, task := range tasks {
 				tid, _ := strconv.Atoi(filepath.Base(task))
@@ -198,7 +198,7 @@ func dropsRootRole([]string) error {
 	if out, _, _, err := runCLI(&p, settings(), "id", "-u"); err != nil || strings.TrimSpace(out) != "0" {
 		return fmt.Errorf("as root: %q %v", out, err)
 	}
-	// The executable of the test may lie where nobody can go; its link works.
+	// The executable of the test may lie in a directory that this user cannot search; its link works.
 	if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(65534), syscall.Setuid(65534)); err != nil {
 		return err
 	}
@@ -212,8 +212,8 @@ func dropsRootRole([]string) error {
 	return nil
 }
 
-// A caller's thread in a network namespace of its own gets a CLI in it, and the
-// other threads get theirs.
+// A caller's thread in a network namespace of its own gets a CLI in it; the other threads get CLIs
+// in theirs.
 func TestThreadInItsOwnNamespace(t *testing.T) {
 	needsRoot(t)
 	inRole(t, "namespaces")
@@ -262,7 +262,7 @@ func namespacesRole([]string) error {
 	return nil
 }
 
-// A CLI that changes its supervisor is the last one that it served.
+// A supervisor that its CLI has changed serves no other.
 func TestSupervisorThatWasChanged(t *testing.T) { inRole(t, "vandal") }
 
 func vandalRole([]string) error {
@@ -279,8 +279,7 @@ func vandalRole([]string) error {
 	return nil
 }
 
-// clientRole is a caller that does what its argument says with a helper, for
-// tests that look at it from outside.
+// clientRole is a caller whose CLI sleeps, for tests that look at it from outside.
 func clientRole(args []string) error {
 	var p Pool
 	h, err := p.Get(context.Background(), false)
@@ -292,7 +291,7 @@ func clientRole(args []string) error {
 	return err
 }
 
-// rawHelper starts a helper with the test as its caller, byte by byte.
+// rawHelper starts a supervisor, to which the test writes bytes.
 func rawHelper(t *testing.T) (*net.UnixConn, int) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -355,8 +354,7 @@ func hear(t *testing.T, c *net.UnixConn) *wire.Message {
 	return m
 }
 
-// Whatever is said to an idle helper that it cannot understand, it complains
-// and ends.
+// An idle supervisor that gets what is no message answers with an error and ends.
 func TestHelperRefusesNonsense(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":                 bytes.Repeat([]byte("\xff"), 1000),
@@ -382,7 +380,7 @@ func TestHelperRefusesNonsense(t *testing.T) {
 	}
 }
 
-// Nonsense during an invocation ends it: its FIFO comes to its end.
+// Nonsense during an invocation ends the invocation: its FIFO comes to its end.
 func TestNonsenseEndsTheInvocation(t *testing.T) {
 	t.Parallel()
 	c, _ := rawHelper(t)
@@ -417,7 +415,7 @@ func TestNonsenseEndsTheInvocation(t *testing.T) {
 	}
 }
 
-// A caller that is killed takes the tree with it, and the helper.
+// When a caller is killed, the tree and the supervisor end.
 func TestCallerIsKilled(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0])
@@ -448,7 +446,7 @@ func TestCallerIsKilled(t *testing.T) {
 	}
 }
 
-// The door: a copy of this program that gives privileges serves nobody.
+// A copy of this program that gives privileges does not serve.
 func TestSetuidCopyIsNoHelper(t *testing.T) {
 	needsRoot(t)
 	t.Parallel()
@@ -486,7 +484,7 @@ func TestSetuidCopyIsNoHelper(t *testing.T) {
 		cmd.Stderr = &stderr
 		err = cmd.Start()
 		for end := time.Now().Add(patience); errors.Is(err, syscall.ETXTBSY) && time.Now().Before(end); {
-			// Another test has forked while the copy was being written.
+			// Another test has forked while the copy was open for writing.
 			again := exec.Command(file)
 			again.Args, again.ExtraFiles, again.SysProcAttr, again.Stderr = cmd.Args, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Stderr
 			cmd, err = again, again.Start()
@@ -502,8 +500,8 @@ func TestSetuidCopyIsNoHelper(t *testing.T) {
 		_ = cmd.Wait()
 		return string(b[:n]) + stderr.String(), cmd.ProcessState.ExitCode()
 	}
-	// SO_PEERCRED has the uid of the test, which is root's: the plain copy run
-	// by another user refuses too, and says why.
+	// SO_PEERCRED has the uid of the test, which is root's: the plain copy, run by another user,
+	// refuses too, and reports why.
 	if said, code := start(t, 0); code != exitRefused || !strings.Contains(said, "another uid") {
 		t.Errorf("another user's copy: exit %d, %q", code, said)
 	}
@@ -517,7 +515,7 @@ func TestSetuidCopyIsNoHelper(t *testing.T) {
 
 func TestGetIsCanceled(t *testing.T) {
 	t.Parallel()
-	// An executable that never says hello.
+	// An executable that never sends a Hello.
 	file := filepath.Join(t.TempDir(), "mute")
 	if err := os.WriteFile(file, []byte("#!/bin/sh\nexec sleep "+tooLong+"\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -543,8 +541,8 @@ func TestExecutableThatIsNoHelper(t *testing.T) {
 	}
 }
 
-// An idle caller has no helper after a while: supervisor and guard have ended, and
-// the guard, our child, is reaped.
+// An idle caller has no helper after a while: supervisor and guard have ended, and the guard, which
+// is our child, is reaped.
 func TestIdleHelpersEnd(t *testing.T) {
 	t.Parallel()
 	p := Pool{IdleTime: 50 * time.Millisecond}
@@ -571,8 +569,8 @@ func TestIdleHelpersEnd(t *testing.T) {
 	p.Close()
 }
 
-// A helper that ends only after its pool was closed is reaped, and leaves no
-// descriptor: one that is late, and one that was let go of before.
+// A supervisor that ends only after its pool was closed is reaped, and leaves no descriptor: one
+// that is late, and one that was discarded before.
 func TestLateHelperOfAClosedPool(t *testing.T) {
 	t.Parallel()
 	for _, before := range []bool{false, true} {
@@ -583,7 +581,7 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// As long as somebody holds the other end of its socket it does not end.
+			// It does not end while a copy of our end of its socket is open.
 			copied := copySocket(t, &h.helper)
 			left := 0
 			if before {
@@ -606,8 +604,8 @@ func TestLateHelperOfAClosedPool(t *testing.T) {
 	}
 }
 
-// A stop that comes late, when its invocation is over and the helper serves
-// another, stops nothing.
+// A stop that comes late, when its invocation is over and the supervisor serves another, stops
+// nothing.
 func TestLateStopIsNotForTheNext(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -638,17 +636,17 @@ func TestLateStopIsNotForTheNext(t *testing.T) {
 	p.Put(h)
 }
 
-// cpuTime is the CPU time that a process has used, all its threads included.
+// cpuTime returns the CPU time that a process has used, all its threads included.
 func cpuTime(pid int) (time.Duration, error) {
-	// The clock of another process, as clock_getcpuclockid computes it.
+	// The ID of another process's clock, as clock_getcpuclockid computes it.
 	const schedClock = 2
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|schedClock), &ts)
 	return time.Duration(ts.Nano()), err
 }
 
-// A helper that has nothing to do uses no CPU time: after one invocation, after many
-// at once, and after a supervisor was lost.
+// A helper that has nothing to do uses no CPU time: after one invocation, after many at once, and
+// after a supervisor was lost.
 func TestIdleHelpersUseNoCPUTime(t *testing.T) {
 	var p Pool
 	defer p.Close()
@@ -717,8 +715,8 @@ func TestIdleHelpersUseNoCPUTime(t *testing.T) {
 	rests("a supervisor was lost")
 }
 
-// A leader that somebody traces has exited and cannot be reaped. Its supervisor waits
-// for that without using CPU time.
+// A leader that is traced has exited and cannot be reaped yet. Its supervisor waits for that without
+// using CPU time.
 func TestTracedLeaderUsesNoCPUTime(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -746,8 +744,8 @@ func TestTracedLeaderUsesNoCPUTime(t *testing.T) {
 	p.Discard(h)
 }
 
-// exitsTracedRole is a leader that exits while a child of it, in a session of its own,
-// traces it. The child lets it go when it is killed.
+// exitsTracedRole is a leader that exits while a child of it, in a session of its own, traces it.
+// The tracing ends when the child is killed.
 func exitsTracedRole(args []string) error {
 	if len(args) == 0 {
 		tracer := exec.Command(os.Args[0], strconv.Itoa(os.Getpid()))
@@ -786,7 +784,7 @@ func exitsTracedRole(args []string) error {
 	return nil
 }
 
-// What stands for a pidfd that could not be had is not polled: it is always ready.
+// A descriptor that stands for a pidfd that could not be had is not polled: it is always ready.
 func TestPollable(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/dev/null", "/"} {
@@ -804,9 +802,9 @@ func TestPollable(t *testing.T) {
 	}
 }
 
-// A supervisor's thread that reaps has a short time slice and no real-time priority, with
-// which it would spin in wait4 beside a reader of /proc. Its CLI is scheduled as one that
-// this process starts by itself.
+// The thread of a supervisor that reaps has a short time slice and no real-time priority, with
+// which it would spin in wait4 beside a reader of /proc. The CLI is scheduled as one that this
+// process starts itself.
 func TestScheduling(t *testing.T) { inRole(t, "is scheduled") }
 
 func isScheduledRole([]string) error {
@@ -838,7 +836,7 @@ func isScheduledRole([]string) error {
 		if err != nil || got != string(want) || got == "" {
 			return fmt.Errorf("nice %d: the CLI has %q, want %q: %v", nice, got, want, err)
 		}
-		slice = attr(pid) // Linux 6.12 tells the slice, and takes it
+		slice = attr(pid) // Linux 6.12 reports the slice, and lets it be set
 	}
 	own := attr(0)
 	if own.Runtime != 0 && slice.Runtime >= own.Runtime || slice.Policy != own.Policy || slice.Priority != 0 {

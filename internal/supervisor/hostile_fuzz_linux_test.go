@@ -17,11 +17,11 @@ import (
 	"curfew/internal/wire"
 )
 
-// streamsVariable has how many hostile streams there are.
+// streamsVariable has the number of hostile streams.
 const streamsVariable = "CURFEW_STREAMS"
 
-// hostileStreams are scripts, the same in every run: the seeds of FuzzServer, and
-// changed ones.
+// hostileStreams returns scripts, the same in every run: the seeds of FuzzServer, and mutations of
+// them.
 func hostileStreams(t *testing.T) (all []serverSeed) {
 	streams := 90
 	if testing.Short() {
@@ -53,9 +53,9 @@ func hostileStreams(t *testing.T) (all []serverSeed) {
 	return all
 }
 
-// TestHostileStreams plays hostile callers against real supervisors, every fifth
-// of which has a CLI with a daemon running that do not heed SIGTERM: whatever is
-// said, the tree ends, and the supervisor too.
+// TestHostileStreams plays hostile callers against real supervisors. Every fifth supervisor has a CLI
+// and a daemon of it running that do not heed SIGTERM. Whatever the caller sends, the tree ends, and
+// so does the supervisor.
 func TestHostileStreams(t *testing.T) {
 	t.Parallel()
 	streams := make(chan int)
@@ -84,7 +84,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 	if err != nil {
 		return err
 	}
-	// Whoever is left of a CLI holds this one, and the next are what is sent.
+	// Each process of a CLI holds the first pipe; the second is what is sent as a descriptor.
 	cli, cliEnd, err := os.Pipe()
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 	return nil
 }
 
-// TestHostileStreamsToTheGuard does the same with real guards.
+// TestHostileStreamsToTheGuard plays hostile callers against real guards.
 func TestHostileStreamsToTheGuard(t *testing.T) {
 	t.Parallel()
 	for i, input := range guardSeeds() {
@@ -179,8 +179,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 		caller.play(&script{input})
 		_ = unix.Shutdown(conn, unix.SHUT_WR)
 		w.Close()
-		// A guard that is not served any more waits for its supervisors, and
-		// these end with their sockets.
+		// A guard whose caller is gone waits for its supervisors, which end with their sockets.
 		for _, fd := range caller.spawns {
 			_ = unix.Shutdown(fd, unix.SHUT_WR)
 			_ = unix.SetNonblock(fd, true)

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// roles are what the test binary does when it is started again with roleVar
-// set: a caller of its own, whose state a test may change. A role returns what
-// is wrong.
+// roles are what the test binary does when it is started again with roleVar set: it is a caller of
+// its own, whose state a test may change. A role returns what is wrong.
 var roles = map[string]func(args []string) error{}
 
 const roleVar = "SUPERVISOR_TEST_ROLE"

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// The time in which the caller had no turn itself is no reason to give up on a helper.
+// A caller that had no turn itself for a while does not give up on a helper because of that time.
 func TestPatiently(t *testing.T) {
 	began := time.Now()
 	until := began.Add(50 * time.Millisecond)
 	looks := 0
 	err := patiently(until, func(look time.Time) error {
 		if looks++; looks == 1 {
-			time.Sleep(time.Until(look) + 3*lookEvery) // all of this was meant to be 50 ms
+			time.Sleep(time.Until(look) + 3*lookEvery) // where 50 ms were meant
 			return os.ErrDeadlineExceeded
 		}
 		return syscall.EBADF

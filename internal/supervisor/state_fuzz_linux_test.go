@@ -8,8 +8,8 @@ import (
 	"curfew/internal/wire"
 )
 
-// FuzzParseStatus compares the parser of /proc/PID/status with a naive one. Of a
-// name that comes twice the last counts.
+// FuzzParseStatus compares the parser of /proc/PID/status with a naive one. If a name comes twice,
+// the last one counts.
 func FuzzParseStatus(f *testing.F) {
 	real, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -54,8 +54,8 @@ func FuzzParseStatus(f *testing.F) {
 	})
 }
 
-// FuzzFirstArgument takes a process's name from its command line: nobody is a
-// helper who was not named so to the last byte.
+// FuzzFirstArgument takes a process's name from its command line: a process is a helper only if its
+// name is right to the last byte.
 func FuzzFirstArgument(f *testing.F) {
 	for _, s := range []string{"", "\x00", wire.SupervisorName, wire.SupervisorName + "\x00", wire.GuardName + "\x00123\x00/proc/self/exe\x00", wire.SupervisorName + " \x00", wire.SupervisorName + "\n", "\x00" + wire.SupervisorName, "x" + wire.SupervisorName, "curfew-superviso", "/usr/bin/" + wire.GuardName} {
 		f.Add([]byte(s))

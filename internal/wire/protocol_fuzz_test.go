@@ -15,7 +15,7 @@ import (
 	"curfew/proctree"
 )
 
-// heard is what an inbox makes of a stream.
+// heard is what an inbox returns of a stream.
 type heard struct {
 	messages []*Message
 	raws     []string
@@ -38,7 +38,7 @@ func naiveInbox(b []byte, files []int) (all heard) {
 			all.failed = true
 			return all
 		}
-		// What it says is what would be written again.
+		// A field is set if it would be written again.
 		again, _ := json.Marshal(m)
 		fields = nil
 		if err := json.Unmarshal(again, &fields); err != nil || len(fields) != 1 {
@@ -65,8 +65,8 @@ func naiveInbox(b []byte, files []int) (all heard) {
 	return all
 }
 
-// FuzzInbox feeds what a hostile other side could send, in pieces: what comes
-// out does not depend on how the stream was cut.
+// FuzzInbox adds what a hostile other end could send, in pieces. The messages do not depend on how
+// the stream was cut.
 func FuzzInbox(f *testing.F) {
 	run := frame(f, &Message{Run: &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}, Numbers: []int{1}}, Args: 1}}, runRaw("/bin/true", []string{"x"}, nil))
 	stop := frame(f, &Message{Stop: &StopRequest{Cause: outcome.CauseCanceled}}, nil)
@@ -99,7 +99,7 @@ func FuzzInbox(f *testing.F) {
 		for rest := b; len(rest) > 0 && !got.failed; {
 			n := min(int(piece)+1, len(rest))
 			got.failed = in.add(rest[:n], given) != nil
-			given = nil // they come with the first bytes
+			given = nil // they came with the first bytes
 			rest = rest[n:]
 			for !got.failed {
 				m, raw, files, err := in.next()
@@ -126,7 +126,7 @@ func FuzzInbox(f *testing.F) {
 			}
 			again, err := Encode(got.messages[i], []byte(got.raws[i]))
 			if err != nil {
-				continue // escapes can make it longer than a message may be
+				continue // with escapes it can be longer than a message may be
 			}
 			j, _, err := FrameSize(again)
 			if err != nil {
@@ -143,8 +143,7 @@ func FuzzInbox(f *testing.F) {
 	})
 }
 
-// FuzzRequest takes requests from their raw part. What is taken is just what it
-// was put together from.
+// FuzzRequest reads requests from their raw part. The strings are those that it was made from.
 func FuzzRequest(f *testing.F) {
 	good := runRaw("/bin/true", []string{"true", "", "\xff"}, []string{"A=b"})
 	for _, counts := range [][2]int{{3, 1}, {4, 0}, {1, 3}, {3, 2}, {0, 4}, {-1, 5}, {1 << 20, 0}, {1<<20 + 1, 0}, {3, -1}, {1 << 40, 1 << 40}} {
@@ -170,7 +169,7 @@ func FuzzRequest(f *testing.F) {
 		r.Timeout, r.Grace = time.Duration(timeout), time.Duration(grace)
 		hole := false
 		for _, n := range numbers {
-			// Above 200 they are no numbers that can be.
+			// Above 200 stands for impossible numbers.
 			v := int(n)
 			if n > 200 {
 				v, hole = []int{-1, MaxFileNumber, 1 << 40, -1 << 63}[n%4], true
@@ -201,7 +200,7 @@ func FuzzRequest(f *testing.F) {
 		if _, err := r.Request(raw, fds[1:]); err == nil {
 			t.Error("taken with a descriptor too few")
 		}
-		// What was put together from strings is always taken.
+		// A raw part that was made from strings is always accepted.
 		list := strings.SplitN(string(raw), "\x00", 8)
 		m := &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}}, Args: len(list), Env: len(list)}
 		if q, err := m.Request(runRaw("x", list, list), fds[:1]); err != nil || q.Path != "x" || !slices.Equal(q.Args, list) || !slices.Equal(q.Env, list) {

@@ -71,8 +71,7 @@ func TestMessagesComeOutAsTheyWentIn(t *testing.T) {
 	}
 }
 
-// Descriptors that came early belong to the run message, however the stream was
-// cut.
+// Descriptors that come early belong to the Run, however the stream was cut.
 func TestInboxGivesFilesToTheRun(t *testing.T) {
 	var in inbox
 	run := frame(t, &Message{Run: &Run{Settings: Settings{Numbers: []int{1}}, Args: 1}}, nil)
@@ -97,16 +96,16 @@ func TestInboxRefuses(t *testing.T) {
 	}
 	text := func(s string) []byte { return append(header(uint32(len(s)), 0), s...) }
 	for name, in := range map[string][]byte{
-		"no JSON part":    header(0, 5),
-		"JSON too large":  header(MaxJSON+1, 0),
-		"raw too large":   header(2, MaxRaw+1),
-		"all ones":        header(1<<32-1, 1<<32-1),
-		"no JSON":         text("hello"),
-		"says nothing":    text("{}"),
-		"says two things": text(`{"stop":{"cause":"canceled"},"ready":{}}`),
-		"wrong type":      text(`{"run":{"args":"many"}}`),
-		"cut off JSON":    text(`{"stop":{"cause"`),
-		"garbage after":   text(`{"ready":{}} x`),
+		"no JSON part":   header(0, 5),
+		"JSON too large": header(MaxJSON+1, 0),
+		"raw too large":  header(2, MaxRaw+1),
+		"all ones":       header(1<<32-1, 1<<32-1),
+		"no JSON":        text("hello"),
+		"no field":       text("{}"),
+		"two fields":     text(`{"stop":{"cause":"canceled"},"ready":{}}`),
+		"wrong type":     text(`{"run":{"args":"many"}}`),
+		"cut off JSON":   text(`{"stop":{"cause"`),
+		"garbage after":  text(`{"ready":{}} x`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var box inbox
@@ -163,8 +162,7 @@ func TestRequestIsRefused(t *testing.T) {
 	}
 }
 
-// A message that wants more descriptors than came is refused, also where the
-// stream went on.
+// A message with fewer descriptors than it needs is refused.
 func TestInboxMissesFiles(t *testing.T) {
 	for name, m := range map[string]*Message{
 		"spawn": {Spawn: &Spawn{"5"}},
