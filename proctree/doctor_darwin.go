@@ -8,7 +8,7 @@ import (
 
 func checks() []Check {
 	a := probed()
-	_, err := newProcessTable(marking{}).Rows()
+	_, err := newProcessTable(marking{}).readRows()
 	marks := false
 	if b, e := unix.SysctlRaw("kern.procargs2", os.Getpid()); e == nil {
 		marks = len(b) > 4

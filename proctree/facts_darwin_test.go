@@ -152,7 +152,7 @@ func TestFacts(t *testing.T) {
 				t.Errorf("%+v, and %d before", u, id)
 			}
 			table := newProcessTable(marking{})
-			rows, err := table.Rows()
+			rows, err := table.readRows()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -224,18 +224,18 @@ func TestFacts(t *testing.T) {
 		{"a process that was stopped comes to rest, and SIGKILL ends it", func(t *testing.T) {
 			c := startChild(t, []string{roleVar + "=sleeps"}, os.Args[0])
 			p := newProcessTable(marking{})
-			r := Row{PID: c.pid}
+			r := tableRow{PID: c.pid}
 			if err := p.complete(&r, 0); err != nil {
 				t.Fatal(err)
 			}
-			if err := p.Signal(&r, syscall.SIGSTOP); err != nil {
+			if err := p.signal(&r, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
 			await(t, "suspended", func() bool {
 				s, err := readShort(c.pid)
 				return err == nil && s.state == stateStopped && !runs(c.pid)
 			})
-			if err := p.Signal(&r, syscall.SIGKILL); err != nil {
+			if err := p.signal(&r, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 			await(t, "an end", func() bool { return zombie(c.pid) })
@@ -267,7 +267,7 @@ func TestFacts(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.reset()
-			w.add([]*entry{{Row: Row{PID: c.pid}, key: identity{pid: c.pid}}})
+			w.add([]*entry{{tableRow: tableRow{PID: c.pid}, key: identity{pid: c.pid}}})
 			for _, what := range []string{"a fork", "an exit"} {
 				if _, err := io.WriteString(c.in, "\n"); err != nil {
 					t.Fatal(err)
@@ -320,19 +320,19 @@ func TestFacts(t *testing.T) {
 			m := marking{prefix: "CURFEW_INVOCATION_", mark: "CURFEW_INVOCATION_facts=1"}
 			for _, tt := range []struct {
 				mark string
-				want Mark
-			}{{m.mark, MarkOurs}, {"CURFEW_INVOCATION_other=1", MarkAnother}} {
+				want foundMark
+			}{{m.mark, markOurs}, {"CURFEW_INVOCATION_other=1", markAnother}} {
 				c := startChild(t, []string{roleVar + "=sleeps", tt.mark}, os.Args[0], m.mark)
 				p := newProcessTable(m)
-				r := Row{PID: c.pid}
+				r := tableRow{PID: c.pid}
 				if err := p.complete(&r, 0); err != nil {
 					t.Fatal(err)
 				}
-				if got := p.Mark(&r); got != tt.want {
+				if got := p.readMark(&r); got != tt.want {
 					t.Errorf("%s: got %v, want %v", tt.mark, got, tt.want)
 				}
 				r.ID, r.Start = r.ID+1, r.Start+1
-				if got := p.Mark(&r); got != MarkHidden {
+				if got := p.readMark(&r); got != markHidden {
 					t.Errorf("of another process with that pid: got %v", got)
 				}
 			}

@@ -68,7 +68,7 @@ func oursAlone(dir string) error {
 
 // note writes down those of the rows that are not yet. On an error they must not be
 // suspended.
-func (f *frozen) note(rows []Row) error {
+func (f *frozen) note(rows []tableRow) error {
 	var lines []byte
 	for _, r := range rows {
 		if f.noted[r.identity()] {
@@ -153,7 +153,7 @@ func endFrozen(dir, boot string) {
 // whether they are gone.
 func endNoted(file io.Reader, boot string) bool {
 	table := newProcessTable(marking{})
-	var t *Tracker
+	var t *tracker
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		var p frozenProcess
@@ -161,14 +161,14 @@ func endNoted(file io.Reader, boot string) bool {
 			continue
 		}
 		r, err := table.row(p.PID)
-		if was := (Row{PID: p.PID, Start: p.Start, ID: p.ID}); err != nil || r.identity() != was.identity() {
+		if was := (tableRow{PID: p.PID, Start: p.Start, ID: p.ID}); err != nil || r.identity() != was.identity() {
 			continue // it is gone
 		}
 		if t == nil {
 			t = newOrphanTracker(0, r.Coalition, r.Start)
 		}
 		t.root.Start = min(t.root.Start, r.Start)
-		t.ids[r.identity()] = 0
+		t.past.ids[r.identity()] = 0
 	}
-	return t == nil || t.End(table, time.Now().Add(endFrozenLimit))
+	return t == nil || t.end(table, time.Now().Add(endFrozenLimit))
 }

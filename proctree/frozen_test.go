@@ -212,7 +212,7 @@ func trackedRole(args []string, dir string) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("not empty: %+v", t.tracker.Live())
+			return fmt.Errorf("not empty: %+v", t.tracker.live())
 		}
 	}
 }

@@ -3,7 +3,7 @@ package proctree
 import "golang.org/x/sys/unix"
 
 // Identity identifies a process, for as long as the system runs.
-type Identity struct{ row Row }
+type Identity struct{ row tableRow }
 
 // Identify identifies the process that has pid now.
 func Identify(pid int) (Identity, error) {

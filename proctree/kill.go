@@ -78,20 +78,18 @@ func (k *KillPhase) Step(tree striker, now time.Time, pace Pace) Event {
 		}
 		if !found {
 			ev := tree.Reap()
+			k.reaped = k.reaped || ev.Died > 0
 			switch {
 			case ev.Died == 0 && ev.Silent:
 				k.next = time.Now().Add(killSilent)
 				return ev
-			case ev.Died == 0, k.done:
-				if ev.Died > 0 {
-					k.reaped, k.backoff = true, 0 // the others need the time to die
-				}
-				k.backoff = min(max(2*k.backoff, killStall), time.Duration(pace))
-				k.next = time.Now().Add(k.backoff)
+			case ev.Died == 0:
+				k.rest(2*k.backoff, pace)
 				return ev
-			}
-			k.reaped = true
-			if ev.StartDone || ev.Exit != nil || len(ev.Siblings) > 0 || ev.Empty {
+			case k.done:
+				k.rest(0, pace) // the others need the time to die
+				return ev
+			case ev.reports():
 				k.backoff, k.next = 0, now
 				return ev
 			}
@@ -102,6 +100,17 @@ func (k *KillPhase) Step(tree striker, now time.Time, pace Pace) Event {
 			return Event{}
 		}
 	}
+}
+
+// rest sets when to strike again.
+func (k *KillPhase) rest(backoff time.Duration, pace Pace) {
+	k.backoff = min(max(backoff, killStall), time.Duration(pace))
+	k.next = time.Now().Add(k.backoff)
+}
+
+// reports reports whether there is something in ev that the caller has to know.
+func (ev *Event) reports() bool {
+	return ev.StartDone || ev.Exit != nil || len(ev.Siblings) > 0 || ev.Empty
 }
 
 // strike makes one pass, and in a crowd one below. It reports whether it found a process

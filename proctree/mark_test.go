@@ -16,8 +16,8 @@ func arguments(n int, rest ...string) []byte {
 // Who has no mark takes nobody for his, also for an empty entry.
 func TestNoMark(t *testing.T) {
 	for _, env := range []string{"", "\x00", "A=b\x00", "A=b\x00\x00", "A=b"} {
-		if got := (marking{}).in([]byte(env)); got != MarkHidden {
-			t.Errorf("%q: got %v, want %v", env, got, MarkHidden)
+		if got := (marking{}).in([]byte(env)); got != markHidden {
+			t.Errorf("%q: got %v, want %v", env, got, markHidden)
 		}
 	}
 }
@@ -28,23 +28,23 @@ func TestMarkInArguments(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		b    []byte
-		want Mark
+		want foundMark
 	}{
-		{"in the environment", arguments(2, "/bin/x", "", "", "x", "-v", "A=b", ours, "", ""), MarkOurs},
-		{"the last entry", arguments(1, "/bin/x", "x", ours), MarkOurs},
-		{"among another's", arguments(1, "/bin/x", "x", another, ours, ""), MarkOurs},
-		{"another's", arguments(1, "/bin/x", "x", "A=b", another, "", ""), MarkAnother},
-		{"none", arguments(1, "/bin/x", "x", "A=b", "", ""), MarkHidden},
-		{"withheld", arguments(1, "/bin/x", "x", "", ""), MarkHidden},
-		{"an argument", arguments(2, "/bin/env", "env", ours, "A=b", "", ""), MarkHidden},
-		{"behind the environment", arguments(1, "/bin/x", "x", "A=b", "", ours, ""), MarkHidden},
-		{"behind an empty one", arguments(1, "/bin/x", "x", "", ours, ""), MarkHidden},
-		{"a longer value", arguments(1, "/bin/x", "x", ours+"0", "", ""), MarkAnother},
-		{"inside a value", arguments(1, "/bin/x", "x", "A="+ours, "", ""), MarkHidden},
-		{"more arguments than there is", arguments(1<<30, "/bin/x", "x", ours, ""), MarkHidden},
-		{"fewer than none", arguments(-1, "/bin/x", "x", ours, ""), MarkHidden},
-		{"only a number", arguments(0), MarkHidden},
-		{"not even that", []byte{1, 0}, MarkHidden},
+		{"in the environment", arguments(2, "/bin/x", "", "", "x", "-v", "A=b", ours, "", ""), markOurs},
+		{"the last entry", arguments(1, "/bin/x", "x", ours), markOurs},
+		{"among another's", arguments(1, "/bin/x", "x", another, ours, ""), markOurs},
+		{"another's", arguments(1, "/bin/x", "x", "A=b", another, "", ""), markAnother},
+		{"none", arguments(1, "/bin/x", "x", "A=b", "", ""), markHidden},
+		{"withheld", arguments(1, "/bin/x", "x", "", ""), markHidden},
+		{"an argument", arguments(2, "/bin/env", "env", ours, "A=b", "", ""), markHidden},
+		{"behind the environment", arguments(1, "/bin/x", "x", "A=b", "", ours, ""), markHidden},
+		{"behind an empty one", arguments(1, "/bin/x", "x", "", ours, ""), markHidden},
+		{"a longer value", arguments(1, "/bin/x", "x", ours+"0", "", ""), markAnother},
+		{"inside a value", arguments(1, "/bin/x", "x", "A="+ours, "", ""), markHidden},
+		{"more arguments than there is", arguments(1<<30, "/bin/x", "x", ours, ""), markHidden},
+		{"fewer than none", arguments(-1, "/bin/x", "x", ours, ""), markHidden},
+		{"only a number", arguments(0), markHidden},
+		{"not even that", []byte{1, 0}, markHidden},
 	} {
 		if got := m.inArguments(tt.b); got != tt.want {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
@@ -58,7 +58,7 @@ func FuzzMarkInArguments(f *testing.F) {
 	f.Add(arguments(1, "/bin/x", "x", "CURFEW_INVOCATION_a=1", ""))
 	f.Add(arguments(3, "/bin/x", "x", "", ""))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m.inArguments(b) == MarkOurs && !strings.Contains(string(b), "\x00"+m.mark) {
+		if m.inArguments(b) == markOurs && !strings.Contains(string(b), "\x00"+m.mark) {
 			t.Errorf("found in %q", b)
 		}
 	})

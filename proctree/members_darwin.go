@@ -11,7 +11,7 @@ import (
 // What is said of members, in a report and before one.
 
 // member describes the process of a row.
-func (p *processTable) member(r Row) Member {
+func (p *processTable) member(r tableRow) Member {
 	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
 	if k, err := kinfo(r.PID); err == nil && startOf(k) == r.Start {
 		name, _, _ := bytes.Cut(k.Proc.P_comm[:], []byte{0})

@@ -140,7 +140,7 @@ func freezerIsOn(cgroups string) bool {
 }
 
 // member describes the process of a row.
-func (p *processTable) member(r Row) Member {
+func (p *processTable) member(r tableRow) Member {
 	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
 	var s stat
 	if p.stat(r.PID, &s) && s.start == r.Start {

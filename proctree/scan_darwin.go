@@ -41,7 +41,7 @@ const (
 // launchd is given all orphans.
 const launchd = 1
 
-// processTable is the process table of macOS for a Tracker.
+// processTable is the process table of macOS for a tracker.
 type processTable struct {
 	marking
 	able  abilities
@@ -63,17 +63,17 @@ func newProcessTable(m marking) *processTable {
 // setInterrupted does nothing: a scan is a single system call.
 func (p *processTable) setInterrupted(func() bool) {}
 
-// Rows reads the whole table.
-func (p *processTable) Rows() ([]Row, error) {
+// readRows reads the whole table.
+func (p *processTable) readRows() ([]tableRow, error) {
 	list, err := unix.SysctlKinfoProcSlice("kern.proc.all")
 	if err != nil {
 		return nil, err
 	}
-	rows := make([]Row, 0, len(list))
+	rows := make([]tableRow, 0, len(list))
 	clear(p.next)
 	for i := range list {
 		k := &list[i]
-		r := Row{
+		r := tableRow{
 			PID: int(k.Proc.P_pid), Parent: int(k.Eproc.Ppid),
 			Start: startOf(k),
 		}
@@ -93,21 +93,21 @@ func (p *processTable) Rows() ([]Row, error) {
 }
 
 // row reads one row.
-func (p *processTable) row(pid int) (Row, error) {
+func (p *processTable) row(pid int) (tableRow, error) {
 	k, err := kinfo(pid)
 	if err != nil {
-		return Row{}, err
+		return tableRow{}, err
 	}
-	r := Row{PID: pid, Parent: int(k.Eproc.Ppid), Start: startOf(k)}
+	r := tableRow{PID: pid, Parent: int(k.Eproc.Ppid), Start: startOf(k)}
 	return r, p.complete(&r, uint32(k.Proc.P_stat))
 }
 
-// Mark reads what the process was executed with. The system withholds the
+// readMark reads what the process was executed with. The system withholds the
 // environment of what it has signed itself, and of other users' processes.
-func (p *processTable) Mark(r *Row) Mark {
+func (p *processTable) readMark(r *tableRow) foundMark {
 	b, err := unix.SysctlRaw("kern.procargs2", r.PID)
 	if err != nil || !p.is(r) {
-		return MarkHidden
+		return markHidden
 	}
 	return p.inArguments(b)
 }
@@ -116,7 +116,7 @@ func (p *processTable) Mark(r *Row) Mark {
 // say. All of it is of one process: an ID that is the same before and after has been
 // the pid's all the time. ESRCH if it is gone, or its number has passed on: then the
 // next scan has the other one.
-func (p *processTable) complete(r *Row, state uint32) error {
+func (p *processTable) complete(r *tableRow, state uint32) error {
 	if p.able.IDs {
 		before, seen := p.known[r.PID]
 		u, err := readUnique(r.PID)
@@ -152,7 +152,7 @@ func (p *processTable) complete(r *Row, state uint32) error {
 }
 
 // is reports whether the process of that row still has its pid.
-func (p *processTable) is(r *Row) bool {
+func (p *processTable) is(r *tableRow) bool {
 	if p.able.IDs {
 		u, err := readUnique(r.PID)
 		return err == nil && u.id == r.ID

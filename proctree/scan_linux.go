@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processTable is the process table for a Tracker, read from /proc: for a Linux
-// that knows no subreaper, and for tests of the Tracker with real processes. There
+// processTable is the process table for a tracker, read from /proc: for a Linux
+// that knows no subreaper, and for tests of the tracker with real processes. There
 // are no IDs; a process is identified by its pid and its start.
 type processTable struct {
 	procfs
@@ -27,10 +27,10 @@ func newProcessTable(m marking) *processTable {
 // setInterrupted sets what ends a scan early.
 func (p *processTable) setInterrupted(interrupted func() bool) { p.interrupted = interrupted }
 
-// Rows reads the whole table.
-func (p *processTable) Rows() (rows []Row, err error) {
+// readRows reads the whole table.
+func (p *processTable) readRows() (rows []tableRow, err error) {
 	pids, err := p.all()
-	rows = make([]Row, 0, len(pids))
+	rows = make([]tableRow, 0, len(pids))
 	p.begin(time.Time{})
 	defer p.end()
 	var s stat
@@ -48,16 +48,16 @@ func (p *processTable) Rows() (rows []Row, err error) {
 }
 
 // row reads one row.
-func (p *processTable) row(pid int) (Row, error) {
+func (p *processTable) row(pid int) (tableRow, error) {
 	var s stat
 	if !p.stat(pid, &s) {
-		return Row{}, errNotWhole
+		return tableRow{}, errNotWhole
 	}
 	return p.rowOf(&s), nil
 }
 
-func (p *processTable) rowOf(s *stat) Row {
-	return Row{
+func (p *processTable) rowOf(s *stat) tableRow {
+	return tableRow{
 		PID: s.pid, Parent: s.ppid, Orphan: p.adopters[s.ppid] && s.ppid != unix.Getpid(), Start: s.start, Session: s.session,
 		// A process of which no thread was found that lives may be a zombie.
 		Zombie:    s.state == 'X' || s.state == 'Z' && s.threads <= 1,
@@ -65,15 +65,15 @@ func (p *processTable) rowOf(s *stat) Row {
 	}
 }
 
-// Mark reads the mark of the process of a row.
-func (p *processTable) Mark(r *Row) Mark {
+// readMark reads the mark of the process of a row.
+func (p *processTable) readMark(r *tableRow) foundMark {
 	var s stat
 	if !p.stat(r.PID, &s) {
-		return MarkHidden
+		return markHidden
 	}
 	env, ok := p.whole(&s, "/environ")
 	if !ok || !p.stat(r.PID, &s) || s.start != r.Start {
-		return MarkHidden // there is none, or it was another's
+		return markHidden // there is none, or it was another's
 	}
 	return p.in(env)
 }

@@ -9,7 +9,7 @@ func BenchmarkRows(b *testing.B) {
 	table := newProcessTable(marking{})
 	n := 0
 	for b.Loop() {
-		rows, err := table.Rows()
+		rows, err := table.readRows()
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -8,10 +8,10 @@ import (
 
 var errNotOurs = errors.New("not a process that may be signalled")
 
-// Signal reaches the process by its version. A system that cannot do that (before
+// signal reaches the process by its version. A system that cannot do that (before
 // macOS 14.2) is asked who it is first; a pid that is given away in the moment
 // between is then not noticed, for which all other pids have to be given out.
-func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
+func (p *processTable) signal(r *tableRow, sig syscall.Signal) error {
 	if r.PID <= 1 || r.PID == syscall.Getpid() {
 		return errNotOurs
 	}
@@ -43,7 +43,7 @@ func signalUnreaped(pid int, sig syscall.Signal) error {
 }
 
 // Kill sends SIGKILL to the process, and to no other. syscall.ESRCH means that it is gone.
-func (i Identity) Kill() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGKILL) }
+func (i Identity) Kill() error { return newProcessTable(marking{}).signal(&i.row, syscall.SIGKILL) }
 
 // Resume sends SIGCONT in the same way.
-func (i Identity) Resume() error { return newProcessTable(marking{}).Signal(&i.row, syscall.SIGCONT) }
+func (i Identity) Resume() error { return newProcessTable(marking{}).signal(&i.row, syscall.SIGCONT) }

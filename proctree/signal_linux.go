@@ -171,9 +171,9 @@ func killGroup(kill int) bool {
 	return errno == 0
 }
 
-// Signal sends a signal to the process of a row, which it holds by a pidfd while it looks
+// signal sends a signal to the process of a row, which it holds by a pidfd while it looks
 // whether that is the one.
-func (p *processTable) Signal(r *Row, sig syscall.Signal) error {
+func (p *processTable) signal(r *tableRow, sig syscall.Signal) error {
 	if r.PID <= 1 || r.PID == unix.Getpid() {
 		return errNotOurs
 	}

@@ -19,8 +19,8 @@ func sweepLost(l Lost, until time.Time) (ended []outcome.Ended, suspects []outco
 		return nil, nil
 	}
 	t := newOrphanTracker(l.Leader, own.Coalition, uint64(l.Since.UnixMicro()))
-	t.End(w, until)
-	for _, r := range t.Suspects() {
+	t.end(w, until)
+	for _, r := range t.suspected() {
 		suspects = append(suspects, w.member(r).Describe())
 	}
 	return w.ended, suspects
@@ -32,9 +32,9 @@ type sweepTable struct {
 	ended []outcome.Ended
 }
 
-func (w *sweepTable) Signal(r *Row, sig syscall.Signal) error {
+func (w *sweepTable) signal(r *tableRow, sig syscall.Signal) error {
 	m := w.member(*r)
-	err := w.processTable.Signal(r, sig)
+	err := w.processTable.signal(r, sig)
 	if err == nil && sig == syscall.SIGKILL && len(w.ended) < maxListed {
 		w.ended = append(w.ended, outcome.Ended{Process: m.Describe(), LastSignal: int(sig)})
 	}

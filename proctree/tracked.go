@@ -15,14 +15,14 @@ import (
 )
 
 // tracked is a Tree that the kernel keeps no hold of: what descends from the leader
-// is found by scans of the process table (see Tracker). It is the Tree of
+// is found by scans of the process table (see tracker). It is the Tree of
 // macOS, and runs on Linux too, so that real processes exercise it in every test run.
 //
 // The leader is not reaped before the end. So it keeps its pid, and the session of
 // that number is its own.
 type tracked struct {
 	table       *processTable
-	tracker     *Tracker // nil: there is no leader, or it could not be read yet
+	tracker     *tracker // nil: there is no leader, or it could not be read yet
 	partial     error    // why the last scan was not whole
 	frozen      *frozen
 	watch       *watcher
@@ -33,7 +33,7 @@ type tracked struct {
 	pace     pace
 	ended    trackedEnds
 	usage    outcome.Usage
-	suspects []Row // of a tree that is empty
+	suspects []tableRow // of a tree that is empty
 }
 
 // trackedStart is the second thread, which carries out starts.
@@ -96,9 +96,9 @@ func (p *pace) set(began time.Time, fresh, waiting bool) {
 // in the background.
 func openTracked(o Options) (*tracked, error) {
 	t := &tracked{table: newProcessTable(marking{}), leader: trackedLeader{fd: -1}, interrupted: o.Interrupted}
-	if _, err := t.table.Rows(); err != nil {
+	if _, err := t.table.readRows(); err != nil {
 		// A process that cannot be read now may be one that can be the next time.
-		if rows, again := t.table.Rows(); len(rows) == 0 && again != nil {
+		if rows, again := t.table.readRows(); len(rows) == 0 && again != nil {
 			return nil, again
 		}
 	}
@@ -181,7 +181,7 @@ func (t *tracked) Collect(killing bool) (ev Event) {
 	if t.leader.exited {
 		t.conclude(&ev)
 	}
-	t.pace.set(began, t.tracker != nil && t.tracker.fresh > 0, t.tracker == nil || t.leader.exited)
+	t.pace.set(began, t.tracker != nil && t.tracker.scan.fresh > 0, t.tracker == nil || t.leader.exited)
 	return ev
 }
 
@@ -226,7 +226,7 @@ func (t *tracked) StartProgress() StartProgress {
 	}
 	own := t.ownChildren()
 	switch {
-	case slices.ContainsFunc(own, func(r Row) bool { return !t.table.neverExecuted(r.PID) }):
+	case slices.ContainsFunc(own, func(r tableRow) bool { return !t.table.neverExecuted(r.PID) }):
 		return StartExecuted
 	case t.start.struck && len(own) > 0:
 		return StartRuledOut
@@ -234,10 +234,10 @@ func (t *tracked) StartProgress() StartProgress {
 	return StartPending
 }
 
-func (t *tracked) ownChildren() []Row {
-	rows, _ := t.table.Rows()
+func (t *tracked) ownChildren() []tableRow {
+	rows, _ := t.table.readRows()
 	self := unix.Getpid()
-	return slices.DeleteFunc(rows, func(r Row) bool { return r.Parent != self })
+	return slices.DeleteFunc(rows, func(r tableRow) bool { return r.Parent != self })
 }
 
 // seeExit reports whether the leader's exit was seen by this call.
@@ -269,15 +269,15 @@ func (t *tracked) scan() {
 			t.partial = err
 			return
 		}
-		t.tracker = NewTracker(root)
+		t.tracker = newTracker(root)
 		t.watch.reset()
 	}
-	rows, err := t.table.Rows()
+	rows, err := t.table.readRows()
 	self := unix.Getpid()
-	rows = slices.DeleteFunc(rows, func(r Row) bool { return r.PID == self })
-	t.tracker.Scan(rows, t.table.Mark)
+	rows = slices.DeleteFunc(rows, func(r tableRow) bool { return r.PID == self })
+	t.tracker.take(rows, t.table.readMark)
 	if t.partial = err; err != nil {
-		t.tracker.Partial()
+		t.tracker.incomplete()
 	}
 	t.watch.add(t.tracker.members)
 }
@@ -306,7 +306,7 @@ func (t *tracked) conclude(ev *Event) {
 		if t.tracker == nil || len(t.tracker.members) > 0 {
 			return
 		}
-		if t.tracker.Empty() {
+		if t.tracker.empty() {
 			t.reapLeader(ev)
 			return
 		}
@@ -323,7 +323,7 @@ func (t *tracked) reapLeader(ev *Event) {
 	t.usage = outcome.Usage{
 		User: time.Duration(used.Utime.Nano()), System: time.Duration(used.Stime.Nano()), MaxRSSBytes: used.Maxrss * rssUnit,
 	}
-	t.suspects = t.tracker.Suspects()
+	t.suspects = t.tracker.suspected()
 	t.frozen.clear()
 	t.tracker, t.leader.pid = nil, 0
 	ev.Empty, ev.Proof = true, outcome.ProofScans
@@ -349,7 +349,7 @@ func (t *tracked) Terminate(sig syscall.Signal, to Recipients, until time.Time) 
 		if t.tracker == nil {
 			break
 		}
-		for _, r := range t.tracker.Live() {
+		for _, r := range t.tracker.live() {
 			if over() {
 				return reached + n, false
 			}
@@ -380,12 +380,12 @@ func (t *tracked) terminateLeader(sig syscall.Signal) (reached int) {
 }
 
 // politely sends sig to the process of r if it has had no signal yet.
-func (t *tracked) politely(r Row, sig syscall.Signal) bool {
-	if t.ended.find(r) >= 0 || t.table.Signal(&r, sig) != nil {
+func (t *tracked) politely(r tableRow, sig syscall.Signal) bool {
+	if t.ended.find(r) >= 0 || t.table.signal(&r, sig) != nil {
 		return false
 	}
 	t.ended.note(t.table, r, sig)
-	_ = t.table.Signal(&r, syscall.SIGCONT) // if it is gone already, so much the better
+	_ = t.table.signal(&r, syscall.SIGCONT) // if it is gone already, so much the better
 	return true
 }
 
@@ -404,7 +404,7 @@ func (t *tracked) Strike(bool) (struck Struck) {
 		// A child of ours can only be what was forked for the start: the second thread has
 		// reported no other.
 		for _, r := range t.ownChildren() {
-			_ = t.table.Signal(&r, syscall.SIGKILL)
+			_ = t.table.signal(&r, syscall.SIGKILL)
 		}
 		return struck
 	}
@@ -414,18 +414,18 @@ func (t *tracked) Strike(bool) (struck Struck) {
 		}
 		return struck
 	}
-	signal := func(r *Row, sig syscall.Signal) error {
-		err := t.table.Signal(r, sig)
+	signal := func(r *tableRow, sig syscall.Signal) error {
+		err := t.table.signal(r, sig)
 		if err == nil && sig == syscall.SIGKILL {
 			struck.Fresh++
 			t.ended.note(t.table, *r, sig)
 		}
 		return err
 	}
-	if t.frozen.note(t.tracker.Live()) == nil {
-		t.tracker.Hunt(signal)
+	if t.frozen.note(t.tracker.live()) == nil {
+		t.tracker.hunt(signal)
 	} else {
-		t.tracker.Cull(signal)
+		t.tracker.cull(signal)
 	}
 	if struck.More = slices.ContainsFunc(t.tracker.members, func(e *entry) bool { return !e.killed && e.refused == nil }); struck.More {
 		sys.Pause(betweenStrikes)
@@ -440,18 +440,18 @@ type trackedEnds struct {
 }
 
 type trackedEnd struct {
-	row    Row
+	row    tableRow
 	name   string
 	signal syscall.Signal
 }
 
 // find returns where in the list the process of r is; -1 if it got no signal.
-func (e *trackedEnds) find(r Row) int {
+func (e *trackedEnds) find(r tableRow) int {
 	return slices.IndexFunc(e.list, func(end trackedEnd) bool { return end.row.identity() == r.identity() })
 }
 
 // note notes that sig was sent to the process of r.
-func (e *trackedEnds) note(table *processTable, r Row, sig syscall.Signal) {
+func (e *trackedEnds) note(table *processTable, r tableRow, sig syscall.Signal) {
 	switch i := e.find(r); {
 	case i >= 0:
 		e.list[i].signal = sig
@@ -470,7 +470,7 @@ func (t *tracked) Summary() Summary {
 	}
 	suspects := t.suspects
 	if t.tracker != nil {
-		suspects = t.tracker.Suspects()
+		suspects = t.tracker.suspected()
 	}
 	for _, r := range suspects[:min(len(suspects), maxListed)] {
 		s.Suspects = append(s.Suspects, t.table.member(r).Describe())
@@ -483,7 +483,7 @@ func (t *tracked) Members(limit int) (list []Member, more bool) {
 	if t.scan(); t.tracker == nil {
 		return nil, false
 	}
-	live := t.tracker.Live()
+	live := t.tracker.live()
 	for _, r := range live[:min(len(live), limit)] {
 		m := t.table.member(r)
 		m.Leader = r.PID == t.leader.pid

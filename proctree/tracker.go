@@ -13,17 +13,17 @@ import (
 // without a subreaper): from scans of the whole process table. Nothing here makes
 // a system call; the platform reads the table and sends the signals.
 //
-// An orphan there falls to the first process of the system, and nothing says any
+// An orphan there falls to the first process of the system, and nothing shows any
 // more whose it was, except for what the kernel noted when it was forked. So the
 // tracker remembers that of every process at its first sight, ours or not: a link
 // that is lost later (macOS 13 loses one when an orphan executes something) is
-// known then. It errs to one side. A member is who has a link to one that no
-// stranger can have; who may be a member and has no such link is a suspect, which
+// known then. It errs to one side. A member is a process with a link to a member that no
+// stranger can have; one that may be a member and has no such link is a suspect, which
 // is reported and never signalled.
 
-// Row is one process in a scan of the process table. What is in one row belongs
+// tableRow is one process in a scan of the process table. What is in one row belongs
 // together; different rows are of different moments.
-type Row struct {
+type tableRow struct {
 	PID    int
 	Parent int // the parent's pid at that moment
 	// Orphan: its parent has died, and it was given to another process.
@@ -39,9 +39,9 @@ type Row struct {
 	// Version is new with every fork and every execution, 0 if there is none.
 	// ParentVersion is that of the parent in the moment of the fork.
 	Version, ParentVersion uint32
-	// Session is the pid of who made it, 0 if not known.
+	// Session is the pid of the process that created it, 0 if not known.
 	Session int
-	// Coalition is what a process shares with who started it and cannot leave by
+	// Coalition is what a process shares with the one that started it and cannot leave by
 	// itself; 0 if not known.
 	Coalition uint64
 	Zombie    bool
@@ -49,76 +49,88 @@ type Row struct {
 	Suspended bool
 }
 
-// Mark is what the environment of a process says.
-type Mark int
+// systemTable is the process table of the system, as a platform reads it.
+type systemTable interface {
+	// readRows reads the whole table. On an error a process may be missing that is there.
+	readRows() ([]tableRow, error)
+	// readMark reads the mark of the process of that row.
+	readMark(*tableRow) foundMark
+	// signal sends a signal to the process of that row: see hunt.
+	signal(*tableRow, syscall.Signal) error
+}
 
-// What a mark says; the zero value is that of a process which nobody has asked.
-const (
-	MarkHidden  Mark = iota // nothing: it cannot be read, or was wiped
-	MarkOurs                // it is of this tree
-	MarkAnother             // it is of another one
-)
-
-// Tracker knows which processes of the scans are members of one tree. It is for
-// one goroutine. Use NewTracker.
-type Tracker struct {
-	root Row
-	// orphaned: nobody keeps the root unreaped, so that it can be gone.
+// tracker knows which processes of the scans are members of one tree. It is for
+// one goroutine. Use newTracker.
+type tracker struct {
+	root tableRow
+	// orphaned: the root is not kept unreaped, so that it can be gone.
 	orphaned bool
 	known    map[identity]*entry
-	// What members have had, also those that are gone, and the scan that saw it
-	// last.
-	ids      map[identity]int
-	versions map[uint32]int
+	past     past
+	links    links
+	scan     scan
 
-	scan     int // the number of this scan
 	members  []*entry
 	suspects []*entry
 	queue    []*entry // adopted in this scan, and not looked at yet
-	fresh    int      // how many members this scan has found
-	clean    int      // how many scans running have found no member alive, and left nothing open
-	calm     int      // how many have found nobody new, and all suspended
-	pass     int      // scans since the last SIGKILL
+	path     []*entry // of judge
 
-	// Who waits for a parent in this scan, by what it has of it.
+	clean int // how many scans running have found no member alive, and left nothing open
+	calm  int // how many scans running have found no new member, and all suspended
+	pass  int // scans since the last SIGKILL
+}
+
+// scan is the scan that was taken last.
+type scan struct {
+	number int
+	rows   []tableRow
+	byPID  map[int]*tableRow // the same, made when it is needed
+	fresh  int               // how many members it has found
+	open   bool              // it leaves something undecided
+}
+
+// past is what members have had, also those that are gone, and the number of the scan
+// that saw it last.
+type past struct {
+	ids      map[identity]int
+	versions map[uint32]int
+}
+
+// links are the processes that are no members, by what could make them members in this scan.
+type links struct {
 	byParent  map[identity][]*entry
 	byBirth   map[uint32][]*entry
 	bySession map[int][]*entry
 	joined    map[int]bool // sessions that were looked at
-
-	rows  []Row        // of this scan
-	byPID map[int]*Row // the same, made when it is needed
-	open  bool         // this scan leaves something undecided
-	path  []*entry     // of judge
 }
 
-// identity tells a process from all others. Where there are no IDs it is the pid
+// identity distinguishes a process from all others. Where there are no IDs it is the pid
 // and the start.
 type identity struct {
 	pid   int
 	start uint64
 }
 
-func (r Row) identity() identity {
+func (r tableRow) identity() identity {
 	if r.ID != 0 {
 		return identity{start: r.ID}
 	}
 	return identity{r.PID, r.Start}
 }
 
-// verdict says what a process is to a tree.
+// verdict is what a process is to a tree.
 type verdict int
 
 const (
 	notOurs   verdict = iota
 	ours              // a member
 	suspect           // may be one, and may be a stranger
-	undecided         // cannot be told at this moment
+	undecided         // cannot be known at this moment
 )
 
 // entry is what is known of a process.
 type entry struct {
-	Row      // as it was seen last
+	tableRow // as it was seen last
 	key      identity
 	parent   identity // at its first sight
 	birth    uint32   // its ParentVersion then
@@ -127,7 +139,7 @@ type entry struct {
 	seen      int // the scan that saw it last
 	joined    int // the scan since which it is in its session
 	member    bool
-	mark      Mark
+	mark      foundMark
 	suspended bool // SIGSTOP was sent
 	killed    bool // SIGKILL was sent
 	refused   error
@@ -136,58 +148,58 @@ type entry struct {
 	kept      int // for prune
 }
 
-// NewTracker tracks the tree of root, which was just started in a session of its
-// own, and is not reaped as long as the Tracker is used.
-func NewTracker(root Row) *Tracker {
-	t := &Tracker{root: root, known: map[identity]*entry{}, ids: map[identity]int{}, versions: map[uint32]int{}}
-	t.look([]Row{root})
+// newTracker tracks the tree of root, which was just started in a session of its
+// own, and is not reaped as long as the tracker is used.
+func newTracker(root tableRow) *tracker {
+	t := emptyTracker(root)
+	t.look([]tableRow{root})
 	t.adopt(t.known[root.identity()])
 	return t
 }
 
-// newOrphanTracker tracks what somebody has left who kept hold of a tree and is lost
-// himself: whoever is in the session that its leader had made, 0 if that is not known,
-// or carries the mark, and what descends from those, if it was started at or after
+// newOrphanTracker tracks what the lost holder of a tree has left: the processes that are
+// in the session that the leader had created, 0 if that is not known,
+// or carry the mark, and what descends from those, if it was started at or after
 // earliest.
-func newOrphanTracker(leader int, coalition, earliest uint64) *Tracker {
-	return &Tracker{
-		root: Row{PID: leader, Session: leader, Coalition: coalition, Start: earliest}, orphaned: true,
-		known: map[identity]*entry{}, ids: map[identity]int{}, versions: map[uint32]int{},
-	}
+func newOrphanTracker(leader int, coalition, earliest uint64) *tracker {
+	t := emptyTracker(tableRow{PID: leader, Session: leader, Coalition: coalition, Start: earliest})
+	t.orphaned = true
+	return t
 }
 
-// Scan takes a scan of the whole table and finds who has become a member. The mark
-// of a process is asked for only where nothing else tells whose it is. The time
+func emptyTracker(root tableRow) *tracker {
+	return &tracker{root: root, known: map[identity]*entry{}, past: past{ids: map[identity]int{}, versions: map[uint32]int{}}}
+}
+
+// take takes a scan of the whole table and finds which processes have become members. The
+// mark of a process is read only where nothing else shows whose it is. The time
 // that it takes grows with the number of rows.
 //
 // The root is in every scan of the whole table, being unreaped. One without it is of
-// something else, and not taken: nobody is gone for not being in that.
-func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
-	if !t.orphaned && !slices.ContainsFunc(rows, func(r Row) bool { return r.identity() == t.root.identity() }) {
-		t.clean, t.calm = 0, 0
+// something else, and not taken: no member is gone for not being in that.
+func (t *tracker) take(rows []tableRow, mark func(*tableRow) foundMark) {
+	if !t.orphaned && !slices.ContainsFunc(rows, func(r tableRow) bool { return r.identity() == t.root.identity() }) {
+		t.incomplete()
 		return
 	}
-	t.scan++
-	t.fresh, t.queue = 0, t.queue[:0]
-	t.open = false
+	t.scan = scan{number: t.scan.number + 1}
+	t.queue = t.queue[:0]
 	t.look(rows)
 	t.index()
 	for _, e := range t.known {
-		_, ours := t.ids[e.parent]
-		_, again := t.ids[e.key] // the scan before has missed it
 		switch {
 		case e.member:
-			if e.seen == t.scan {
+			if t.sees(e) {
 				t.queue = append(t.queue, e)
 			}
-		case ours, again, t.bornOurs(e), t.orphaned && e.Session != 0 && e.Session == t.root.PID:
+		case t.linked(e):
 			t.adopt(e)
 		}
 	}
 	t.spread()
 	for _, e := range t.known {
-		if !e.member && e.Orphan && !e.Zombie && e.seen == t.scan {
-			if e.mark = mark(&e.Row); e.mark == MarkOurs {
+		if !e.member && e.Orphan && !e.Zombie && t.sees(e) {
+			if e.mark = mark(&e.tableRow); e.mark == markOurs {
 				t.adopt(e)
 			}
 		}
@@ -197,13 +209,16 @@ func (t *Tracker) Scan(rows []Row, mark func(*Row) Mark) {
 	t.prune()
 }
 
-// Partial says that the last scan was not whole: nobody is gone for not being in it.
-func (t *Tracker) Partial() { t.clean, t.calm = 0, 0 }
+// incomplete is for when the last scan was not whole: no member is gone for not being in it.
+func (t *tracker) incomplete() { t.clean, t.calm = 0, 0 }
 
-// look notes what the rows say. Where there are no IDs the parent is who has its
-// pid in the same scan.
-func (t *Tracker) look(rows []Row) {
-	t.rows, t.byPID = rows, nil
+// sees reports whether e was in the last scan.
+func (t *tracker) sees(e *entry) bool { return e.seen == t.scan.number }
+
+// look notes what the rows show. Where there are no IDs the parent is the process that has
+// its pid in the same scan.
+func (t *tracker) look(rows []tableRow) {
+	t.scan.rows = rows
 	for i := range rows {
 		r := &rows[i]
 		if r.PID <= 1 || !t.younger(r) {
@@ -211,43 +226,47 @@ func (t *Tracker) look(rows []Row) {
 		}
 		e := t.known[r.identity()]
 		if e == nil {
-			e = &entry{key: r.identity(), birth: r.ParentVersion, seen: -1}
+			e = &entry{key: r.identity(), parent: t.parentOf(r), birth: r.ParentVersion, seen: -1}
 			t.known[e.key] = e
-			switch {
-			case r.ID != 0:
-				e.parent = identity{start: r.ParentID}
-			case !r.Orphan:
-				if p := t.at(r.Parent); p != nil && p.Start <= r.Start {
-					e.parent = p.identity()
-				}
-			}
 		}
-		if e.Session != r.Session || e.seen != t.scan-1 {
-			e.joined = t.scan
+		if e.Session != r.Session || e.seen != t.scan.number-1 {
+			e.joined = t.scan.number
 		}
 		if r.Version != 0 && !slices.Contains(e.versions, r.Version) {
 			e.versions = append(e.versions, r.Version)
 		}
-		e.Row, e.seen = *r, t.scan
+		e.tableRow, e.seen = *r, t.scan.number
 		if e.member {
 			t.note(e)
 		}
 	}
 }
 
-// at returns who had the pid in this scan, nil if nobody had.
-func (t *Tracker) at(pid int) *Row {
-	if t.byPID == nil {
-		t.byPID = make(map[int]*Row, len(t.rows))
-		for i := range t.rows {
-			t.byPID[t.rows[i].PID] = &t.rows[i]
+// parentOf returns the parent of r, which was not seen before; the zero value if it is not
+// known.
+func (t *tracker) parentOf(r *tableRow) identity {
+	if r.ID != 0 {
+		return identity{start: r.ParentID}
+	}
+	if p := t.at(r.Parent); !r.Orphan && p != nil && p.Start <= r.Start {
+		return p.identity()
+	}
+	return identity{}
+}
+
+// at returns the process that had the pid in this scan, nil if there was none.
+func (t *tracker) at(pid int) *tableRow {
+	if t.scan.byPID == nil {
+		t.scan.byPID = make(map[int]*tableRow, len(t.scan.rows))
+		for i := range t.scan.rows {
+			t.scan.byPID[t.scan.rows[i].PID] = &t.scan.rows[i]
 		}
 	}
-	return t.byPID[pid]
+	return t.scan.byPID[pid]
 }
 
 // younger reports whether r can descend from the root at all.
-func (t *Tracker) younger(r *Row) bool {
+func (t *tracker) younger(r *tableRow) bool {
 	if r.ID != 0 && !t.orphaned {
 		return r.ID >= t.root.ID
 	}
@@ -255,66 +274,75 @@ func (t *Tracker) younger(r *Row) bool {
 }
 
 // index sorts those that are no members by what they could become one by.
-func (t *Tracker) index() {
-	t.byParent, t.byBirth = map[identity][]*entry{}, map[uint32][]*entry{}
-	t.bySession, t.joined = map[int][]*entry{}, map[int]bool{}
+func (t *tracker) index() {
+	t.links = links{map[identity][]*entry{}, map[uint32][]*entry{}, map[int][]*entry{}, map[int]bool{}}
+	l := &t.links
 	for _, e := range t.known {
 		if e.member {
 			continue
 		}
-		t.byParent[e.parent] = append(t.byParent[e.parent], e)
+		l.byParent[e.parent] = append(l.byParent[e.parent], e)
 		if e.birth != 0 {
-			t.byBirth[e.birth] = append(t.byBirth[e.birth], e)
+			l.byBirth[e.birth] = append(l.byBirth[e.birth], e)
 		}
-		if e.Session != 0 && e.seen == t.scan {
-			t.bySession[e.Session] = append(t.bySession[e.Session], e)
+		if e.Session != 0 && t.sees(e) {
+			l.bySession[e.Session] = append(l.bySession[e.Session], e)
 		}
 	}
 }
 
-func (t *Tracker) bornOurs(e *entry) bool {
-	_, ours := t.versions[e.birth]
-	return ours && e.birth != 0
+// linked reports whether e, which is no member, has a link to what members have had.
+func (t *tracker) linked(e *entry) bool {
+	if _, parent := t.past.ids[e.parent]; parent {
+		return true
+	}
+	if _, again := t.past.ids[e.key]; again {
+		return true // the scan before has missed it
+	}
+	if _, born := t.past.versions[e.birth]; born && e.birth != 0 {
+		return true
+	}
+	return t.orphaned && e.Session != 0 && e.Session == t.root.PID
 }
 
 // adopt makes e a member for good.
-func (t *Tracker) adopt(e *entry) {
+func (t *tracker) adopt(e *entry) {
 	if e.member {
 		return
 	}
 	e.member = true
 	t.note(e)
-	t.fresh++
+	t.scan.fresh++
 	t.queue = append(t.queue, e)
 }
 
 // note keeps what a child of the member e may show.
-func (t *Tracker) note(e *entry) {
-	t.ids[e.key] = t.scan
+func (t *tracker) note(e *entry) {
+	t.past.ids[e.key] = t.scan.number
 	for _, v := range e.versions {
-		t.versions[v] = t.scan
+		t.past.versions[v] = t.scan.number
 	}
 }
 
-// spread adopts whoever has a link to those in the queue, to a fixpoint.
-func (t *Tracker) spread() {
+// spread adopts what has a link to those in the queue, to a fixpoint.
+func (t *tracker) spread() {
 	for len(t.queue) > 0 {
 		e := t.queue[len(t.queue)-1]
 		t.queue = t.queue[:len(t.queue)-1]
-		for _, child := range t.byParent[e.key] {
+		for _, child := range t.links.byParent[e.key] {
 			t.adopt(child)
 		}
 		for _, v := range e.versions {
-			for _, child := range t.byBirth[v] {
+			for _, child := range t.links.byBirth[v] {
 				t.adopt(child)
 			}
 		}
-		if e.seen != t.scan || !t.holds(e) || t.joined[e.Session] {
+		if !t.sees(e) || !t.holds(e) || t.links.joined[e.Session] {
 			continue
 		}
-		t.joined[e.Session] = true
-		for _, other := range t.bySession[e.Session] {
-			if other.joined < t.scan || e.Session == t.root.PID {
+		t.links.joined[e.Session] = true
+		for _, other := range t.links.bySession[e.Session] {
+			if other.joined < t.scan.number || e.Session == t.root.PID {
 				t.adopt(other)
 			}
 		}
@@ -323,23 +351,23 @@ func (t *Tracker) spread() {
 
 // holds reports whether the session that the member e is in is known to be ours
 // now. The root's is, since the root is not reaped and keeps the number. Another
-// one was made by a member, but its number may have been given away and used again
-// since it was seen: so e must have been in it at the last scan, and so must who is
-// adopted for it. Each was in it from the one scan to the other, and so there was a
+// one was created by a member, but its number may have been given away and used again
+// since it was seen: so e must have been in it at the last scan, and so must a process that
+// is adopted for it. Each was in it from the one scan to the other, and so there was a
 // moment in which both were in the same.
-func (t *Tracker) holds(e *entry) bool {
+func (t *tracker) holds(e *entry) bool {
 	return e.Session != 0 && (e.Session == t.root.PID && t.root.Session == t.root.PID ||
-		e.Session != t.root.Session && e.joined < t.scan)
+		e.Session != t.root.Session && e.joined < t.scan.number)
 }
 
 // list sorts out what this scan has shown.
-func (t *Tracker) list() {
+func (t *tracker) list() {
 	t.members, t.suspects = t.members[:0], t.suspects[:0]
 	for _, e := range t.known {
 		switch {
-		case e.seen != t.scan:
-			// A suspect that has gone may have left somebody behind in this scan.
-			t.open = t.open || e.seen == t.scan-1 && e.judged == e.seen && e.verdict == suspect
+		case !t.sees(e):
+			// A suspect that has gone may have left a child behind in this scan.
+			t.scan.open = t.scan.open || e.seen == t.scan.number-1 && e.judged == e.seen && e.verdict == suspect
 		case e.Zombie:
 		case e.member:
 			t.members = append(t.members, e)
@@ -352,22 +380,23 @@ func (t *Tracker) list() {
 	}
 	slices.SortFunc(t.members, youngestFirst)
 	slices.SortFunc(t.suspects, youngestFirst)
-	if len(t.members) == 0 && !t.open {
+	if len(t.members) == 0 && !t.scan.open {
 		t.clean++
 	} else {
 		t.clean = 0
 	}
 }
 
-// judge says what e, who is no member, is to the tree. It goes up from e to
-// somebody who is older than the root, and so are no suspects those below, or to an
-// orphan of which it is not known who had forked it. If it does not get that far (a parent has died during the scan, which
-// then has not seen who became an orphan), that is for the next scan to tell.
-func (t *Tracker) judge(e *entry) verdict {
+// judge decides what e, which is no member, is to the tree. It goes up from e to
+// a process that is older than the root, so that those below are no suspects, or to an
+// orphan of which it is not known which process had forked it. If it does not get that far
+// (a parent has died during the scan, which then has not seen which process became an
+// orphan), the next scan decides.
+func (t *tracker) judge(e *entry) verdict {
 	path := t.path[:0]
-	for e.judged != t.scan {
+	for e.judged != t.scan.number {
 		path = append(path, e)
-		e.judged, e.verdict = t.scan, undecided
+		e.judged, e.verdict = t.scan.number, undecided
 		next := t.above(e)
 		if next == nil {
 			break
@@ -378,17 +407,17 @@ func (t *Tracker) judge(e *entry) verdict {
 		below.verdict = e.verdict
 	}
 	t.path = path
-	t.open = t.open || e.verdict == undecided
+	t.scan.open = t.scan.open || e.verdict == undecided
 	return e.verdict
 }
 
-// above returns the parent of e, or nil if the verdict depends on nobody else.
-func (t *Tracker) above(e *entry) *entry {
+// above returns the parent of e, or nil if the verdict depends on no other process.
+func (t *tracker) above(e *entry) *entry {
 	switch {
-	case e.Coalition != t.root.Coalition || e.mark == MarkAnother:
+	case e.Coalition != t.root.Coalition || e.mark == markAnother:
 		e.verdict = notOurs
 		return nil
-	case e.Orphan || e.seen != t.scan:
+	case e.Orphan || !t.sees(e):
 		return t.forker(e)
 	}
 	p := t.at(e.Parent)
@@ -406,9 +435,10 @@ func (t *Tracker) above(e *entry) *entry {
 	return next
 }
 
-// forker returns who had forked e, which has lost its parent, or nil if the verdict
-// depends on nobody else. Who was a stranger's child at its first sight is none of ours.
-func (t *Tracker) forker(e *entry) *entry {
+// forker returns the process that had forked e, which has lost its parent, or nil if the
+// verdict depends on no other process. One that was a stranger's child at its first sight is
+// not ours.
+func (t *tracker) forker(e *entry) *entry {
 	first := t.at(1)
 	switch {
 	case e.parent == identity{}, first == nil || e.parent == first.identity():
@@ -428,132 +458,115 @@ func (t *Tracker) forker(e *entry) *entry {
 // is gone. A child of it is in the next scan, unless that one missed it.
 const keepScans = 1000
 
-// prune drops who is gone, except for strangers through whom somebody that lives
+// prune drops what is gone, except for strangers through which a living process
 // could turn out to descend from a member.
-func (t *Tracker) prune() {
-	byVersion := map[uint32]*entry{}
+func (t *tracker) prune() {
+	t.keepLinks()
+	for key, e := range t.known {
+		if !t.sees(e) && (e.member || e.kept != t.scan.number) && key != t.root.identity() {
+			delete(t.known, key)
+		}
+	}
+	if t.scan.number%keepScans == 0 {
+		dropOld(t.past.ids, t.scan.number)
+		dropOld(t.past.versions, t.scan.number)
+	}
+}
+
+// keepLinks marks the strangers that are above a living one.
+func (t *tracker) keepLinks() {
+	gone := map[uint32]*entry{} // strangers, by the versions that they have had
 	for _, e := range t.known {
-		if !e.member && e.seen != t.scan {
+		if !e.member && !t.sees(e) {
 			for _, v := range e.versions {
-				byVersion[v] = e
+				gone[v] = e
 			}
 		}
 	}
 	var keep func(e *entry)
 	keep = func(e *entry) {
-		for e != nil && e.kept != t.scan {
-			e.kept = t.scan
-			if e.birth != 0 {
-				if p := byVersion[e.birth]; p != nil && p.key != e.parent {
-					keep(p)
-				}
+		for e != nil && e.kept != t.scan.number {
+			e.kept = t.scan.number
+			if p := gone[e.birth]; e.birth != 0 && p != nil && p.key != e.parent {
+				keep(p)
 			}
 			e = t.known[e.parent]
 		}
 	}
 	for _, e := range t.known {
-		if e.seen == t.scan && !e.member {
+		if t.sees(e) && !e.member {
 			keep(e)
 		}
 	}
-	for key, e := range t.known {
-		if e.seen != t.scan && (e.member || e.kept != t.scan) && key != t.root.identity() {
-			delete(t.known, key)
-		}
-	}
-	if t.scan%keepScans == 0 {
-		for id, last := range t.ids {
-			if last < t.scan-keepScans {
-				delete(t.ids, id)
-			}
-		}
-		for v, last := range t.versions {
-			if last < t.scan-keepScans {
-				delete(t.versions, v)
-			}
+}
+
+// dropOld drops what no scan has seen for long.
+func dropOld[K comparable](seen map[K]int, now int) {
+	for key, last := range seen {
+		if last < now-keepScans {
+			delete(seen, key)
 		}
 	}
 }
 
-// Live lists the members that the last scan saw alive, those started last first.
-func (t *Tracker) Live() []Row { return rows(t.members) }
+// live lists the members that the last scan saw alive, those started last first.
+func (t *tracker) live() []tableRow { return rowsOf(t.members) }
 
-// Suspects lists who may be a member and cannot be told from a stranger: orphans
-// that were started after the root, are in the same coalition, and do not carry the
-// mark of another tree; and what is below those.
-func (t *Tracker) Suspects() []Row { return rows(t.suspects) }
+// suspected lists the processes that may be members and cannot be distinguished from
+// strangers: orphans that were started after the root, are in the same coalition, and do not
+// carry the mark of another tree; and what is below those.
+func (t *tracker) suspected() []tableRow { return rowsOf(t.suspects) }
 
-// Refused lists the live members that could not be signalled, with the reasons.
-func (t *Tracker) Refused() (list []Row, reasons []error) {
-	for _, e := range t.members {
-		if e.refused != nil {
-			list, reasons = append(list, e.Row), append(reasons, e.refused)
-		}
-	}
-	return list, reasons
-}
-
-func rows(entries []*entry) []Row {
-	list := make([]Row, len(entries))
+func rowsOf(entries []*entry) []tableRow {
+	list := make([]tableRow, len(entries))
 	for i, e := range entries {
-		list[i] = e.Row
+		list[i] = e.tableRow
 	}
 	return list
 }
 
-// Table is the process table of the system, as a platform reads it.
-type Table interface {
-	// Rows reads the whole table. On an error somebody may be missing who is there.
-	Rows() ([]Row, error)
-	// Mark reads the mark of the process of that row.
-	Mark(*Row) Mark
-	// Signal sends a signal to the process of that row: see Hunt.
-	Signal(*Row, syscall.Signal) error
-}
-
-// betweenScans is the pause after each scan of a hunt: whoever was signalled is to
-// get a turn.
+// betweenScans is the pause after each scan of a hunt: what was signalled needs a turn.
 const betweenScans = 2 * time.Millisecond
 
-// End hunts the tree until nothing of it is left, and reports that, or until the
+// end hunts the tree until nothing of it is left, and reports that, or until the
 // given time.
-func (t *Tracker) End(table Table, until time.Time) (empty bool) {
+func (t *tracker) end(table systemTable, until time.Time) (empty bool) {
 	for {
-		rows, err := table.Rows()
-		if t.Scan(rows, table.Mark); err != nil {
-			t.Partial()
+		rows, err := table.readRows()
+		if t.take(rows, table.readMark); err != nil {
+			t.incomplete()
 		}
-		if t.Empty() {
+		if t.empty() {
 			return true
 		}
 		if !time.Now().Before(until) {
 			return false
 		}
-		t.Hunt(table.Signal)
+		t.hunt(table.signal)
 		time.Sleep(betweenScans)
 	}
 }
 
-// Empty reports whether two scans running have found no member alive. A scan is
-// not of one moment: in one alone somebody can have forked behind it and died.
-func (t *Tracker) Empty() bool { return t.clean >= 2 }
+// empty reports whether two scans running have found no member alive. A scan is
+// not of one moment: behind one alone a member can have forked and died.
+func (t *tracker) empty() bool { return t.clean >= 2 }
 
-// maxPass is how many scans may pass before SIGKILL is sent although there is
-// still somebody who does not come to rest.
+// maxPass is how many scans may pass before SIGKILL is sent although a member does not come
+// to rest.
 const maxPass = 20
 
-// Hunt does what is to be done after a Scan in the kill phase; the next scan is to
+// hunt does what is to be done after a scan in the kill phase; the next scan is to
 // follow soon. First it suspends all members: a parent that is suspended neither
-// ends nor reaps, so that whoever was forked meanwhile has a link that can be read.
-// When two scans running have found nobody new and all of them suspended, it kills
+// ends nor reaps, so that what was forked meanwhile has a link that can be read.
+// When two scans running have found no new member and all of them suspended, it kills
 // them, those started last first: a group whose last parent outside dies is
 // resumed by the kernel.
 //
-// signal must reach the process of that row or nobody: syscall.ESRCH says that it
-// is gone or has executed something since, and the next scan tells which. Whoever
+// signal must reach the process of that row or none: syscall.ESRCH means that it
+// is gone or has executed something since, and the next scan shows which. A process that
 // cannot be signalled for another reason is not tried again.
-func (t *Tracker) Hunt(signal func(*Row, syscall.Signal) error) {
-	if t.pass++; t.fresh > 0 {
+func (t *tracker) hunt(signal func(*tableRow, syscall.Signal) error) {
+	if t.pass++; t.scan.fresh > 0 {
 		t.calm = 0
 	}
 	atRest := true
@@ -566,7 +579,7 @@ func (t *Tracker) Hunt(signal func(*Row, syscall.Signal) error) {
 			t.calm = 0
 		}
 	}
-	if atRest && t.fresh == 0 {
+	if atRest && t.scan.fresh == 0 {
 		t.calm++
 	} else {
 		t.calm = 0
@@ -575,12 +588,12 @@ func (t *Tracker) Hunt(signal func(*Row, syscall.Signal) error) {
 		return
 	}
 	t.pass = 0
-	t.Cull(signal)
+	t.cull(signal)
 }
 
-// Cull kills all members at once, those started last first, without suspending them:
-// who is being forked in that moment may lose the link to its parent.
-func (t *Tracker) Cull(signal func(*Row, syscall.Signal) error) {
+// cull kills all members at once, those started last first, without suspending them:
+// a process that is being forked in that moment may lose the link to its parent.
+func (t *tracker) cull(signal func(*tableRow, syscall.Signal) error) {
 	for _, e := range t.members {
 		if !e.killed && e.refused == nil {
 			e.killed = t.send(e, syscall.SIGKILL, signal)
@@ -588,8 +601,8 @@ func (t *Tracker) Cull(signal func(*Row, syscall.Signal) error) {
 	}
 }
 
-func (t *Tracker) send(e *entry, sig syscall.Signal, signal func(*Row, syscall.Signal) error) bool {
-	err := signal(&e.Row, sig)
+func (t *tracker) send(e *entry, sig syscall.Signal, signal func(*tableRow, syscall.Signal) error) bool {
+	err := signal(&e.tableRow, sig)
 	if err != nil && err != syscall.ESRCH {
 		e.refused = err
 	}

@@ -85,7 +85,7 @@ type proc struct {
 	version, birth uint32
 	session        int
 	coalition      uint64
-	mark           Mark // in its environment, readable or not
+	mark           foundMark // in its environment, readable or not
 	hidden         bool
 	careless       bool // its children leave no zombies
 	immune         bool // of another user: signals are refused
@@ -117,7 +117,7 @@ type simulation struct {
 	version uint32
 	moves   int // that are left
 	forks   int // of ours that are left
-	tracker *Tracker
+	tracker *tracker
 
 	found, suspected, lost int
 }
@@ -142,11 +142,11 @@ func newSimulation(t *rapid.T, r rules) *simulation {
 	k.root = k.add(shell)
 	k.root.ours, k.root.session = true, k.root.pid
 	if k.one(3) { // else it has wiped its environment
-		k.root.mark, k.root.hidden = MarkOurs, k.one(2)
+		k.root.mark, k.root.hidden = markOurs, k.one(2)
 	}
 	k.root.seen, k.root.linked = true, true
 	k.root.versions = append(k.root.versions, k.root.version)
-	k.tracker = NewTracker(k.row(k.root))
+	k.tracker = newTracker(k.row(k.root))
 	return k
 }
 
@@ -257,7 +257,7 @@ func (k *simulation) move() {
 		}
 		switch k.upTo(3) {
 		case 0:
-			p.mark = MarkHidden
+			p.mark = markHidden
 		case 1:
 			p.hidden = true
 		default:
@@ -298,8 +298,8 @@ func (k *simulation) settle() {
 	}
 }
 
-func (k *simulation) row(p *proc) Row {
-	r := Row{
+func (k *simulation) row(p *proc) tableRow {
+	r := tableRow{
 		PID: p.pid, Parent: p.parent.pid, Orphan: p.orphan, Start: p.start, Session: p.session,
 		Coalition: p.coalition, Zombie: p.zombie, Suspended: p.suspended,
 	}
@@ -320,7 +320,7 @@ func (k *simulation) scan() {
 		pids = append(pids, pid)
 	}
 	slices.Sort(pids)
-	var rows []Row
+	var rows []tableRow
 	for _, pid := range pids {
 		// Without IDs nothing tells that all pids were used up within one scan
 		// (docs/limits.md).
@@ -343,18 +343,18 @@ func (k *simulation) scan() {
 			p.versions = append(p.versions, p.version)
 		}
 	}
-	k.tracker.Scan(rows, func(r *Row) Mark {
+	k.tracker.take(rows, func(r *tableRow) foundMark {
 		p := k.table[r.PID]
 		if p == nil || k.row(p).identity() != r.identity() || p.hidden {
-			return MarkHidden
+			return markHidden
 		}
-		p.shown = p.shown || p.mark == MarkOurs
+		p.shown = p.shown || p.mark == markOurs
 		return p.mark
 	})
 }
 
 // signal is what a platform does with a row.
-func (k *simulation) signal(r *Row, sig syscall.Signal) error {
+func (k *simulation) signal(r *tableRow, sig syscall.Signal) error {
 	for range k.upTo(2) {
 		k.move() // the row is old
 	}
@@ -388,13 +388,13 @@ func (k *simulation) history() {
 	passes := 0
 	for ; ; passes++ {
 		k.scan()
-		if k.tracker.Empty() || passes > 200 {
+		if k.tracker.empty() || passes > 200 {
 			break
 		}
-		if left, _ := k.tracker.Refused(); len(left) > 0 && len(left) == len(k.tracker.Live()) && k.moves == 0 {
+		if left, _ := k.tracker.refused(); len(left) > 0 && len(left) == len(k.tracker.live()) && k.moves == 0 {
 			break
 		}
-		k.tracker.Hunt(k.signal)
+		k.tracker.hunt(k.signal)
 		for range k.upTo(4) {
 			k.move()
 		}
@@ -406,7 +406,7 @@ func (k *simulation) history() {
 		}
 	}
 	if passes > 200 {
-		k.t.Fatalf("it does not come to an end: %+v", k.tracker.Live())
+		k.t.Fatalf("it does not come to an end: %+v", k.tracker.live())
 	}
 	k.check()
 }
@@ -427,12 +427,12 @@ func (k *simulation) check() {
 		e := k.tracker.known[r.identity()]
 		return e != nil && e.member
 	}
-	refused, _ := k.tracker.Refused()
+	refused, _ := k.tracker.refused()
 	suspects := map[identity]bool{}
 	for _, r := range refused {
 		suspects[r.identity()] = true // it is reported as well, and what it forks is below it
 	}
-	for _, r := range k.tracker.Suspects() {
+	for _, r := range k.tracker.suspected() {
 		suspects[r.identity()] = true
 	}
 	for _, p := range k.all {
@@ -441,7 +441,7 @@ func (k *simulation) check() {
 			continue
 		}
 		switch {
-		case p.immune && slices.ContainsFunc(refused, func(r Row) bool { return r.PID == p.pid }):
+		case p.immune && slices.ContainsFunc(refused, func(r tableRow) bool { return r.PID == p.pid }):
 		case findable[p]:
 			k.t.Fatalf("%d could be found and lives: %+v; member %v", p.pid, k.row(p), member(p))
 		case member(p):
@@ -457,7 +457,7 @@ func (k *simulation) check() {
 			}
 		}
 	}
-	k.suspected += len(k.tracker.Suspects())
+	k.suspected += len(k.tracker.suspected())
 }
 
 // chain describes p and those above it.
@@ -472,30 +472,30 @@ func (k *simulation) chain(p *proc) (text string) {
 // having it is a link only to those who were in it together.
 func TestTrackerSession(t *testing.T) {
 	t.Parallel()
-	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
-	member := Row{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
-	other := Row{PID: 21, Parent: 1, Orphan: true, ID: 103, ParentID: 1, Session: 20} // has executed something
-	inRoots := Row{PID: 22, Parent: 1, Orphan: true, ID: 104, ParentID: 1, Session: 10}
+	root := tableRow{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	member := tableRow{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
+	other := tableRow{PID: 21, Parent: 1, Orphan: true, ID: 103, ParentID: 1, Session: 20} // has executed something
+	inRoots := tableRow{PID: 22, Parent: 1, Orphan: true, ID: 104, ParentID: 1, Session: 10}
 	for _, tt := range []struct {
 		name  string
-		scans [][]Row
+		scans [][]tableRow
 		want  bool
 	}{
-		{"both in two scans", [][]Row{{root, member, other}, {root, member, other}}, true},
-		{"the other is new", [][]Row{{root, member}, {root, member, other}}, false},
-		{"the member is gone", [][]Row{{root, member}, {root, member, other}, {root, other}}, false},
-		{"the member was gone", [][]Row{{root, member, other}, {root, other}, {root, member, other}}, false},
-		{"the root's, which is not reaped", [][]Row{{root, inRoots}}, true},
+		{"both in two scans", [][]tableRow{{root, member, other}, {root, member, other}}, true},
+		{"the other is new", [][]tableRow{{root, member}, {root, member, other}}, false},
+		{"the member is gone", [][]tableRow{{root, member}, {root, member, other}, {root, other}}, false},
+		{"the member was gone", [][]tableRow{{root, member, other}, {root, other}, {root, member, other}}, false},
+		{"the root's, which is not reaped", [][]tableRow{{root, inRoots}}, true},
 	} {
-		k := NewTracker(root)
+		k := newTracker(root)
 		for _, rows := range tt.scans {
-			k.Scan(rows, func(*Row) Mark { return MarkHidden })
+			k.take(rows, func(*tableRow) foundMark { return markHidden })
 		}
-		got := slices.ContainsFunc(k.Live(), func(r Row) bool { return r.ID >= other.ID })
+		got := slices.ContainsFunc(k.live(), func(r tableRow) bool { return r.ID >= other.ID })
 		if got != tt.want {
 			t.Errorf("%s: adopted %v, want %v", tt.name, got, tt.want)
 		}
-		if suspected := len(k.Suspects()) > 0; suspected == got {
+		if suspected := len(k.suspected()) > 0; suspected == got {
 			t.Errorf("%s: suspected %v", tt.name, suspected)
 		}
 	}
@@ -505,22 +505,22 @@ func TestTrackerSession(t *testing.T) {
 // that it was none.
 func TestTrackerRemembersStrangers(t *testing.T) {
 	t.Parallel()
-	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
-	top := Row{PID: 20, Parent: 1, Orphan: true, ID: 102, ParentID: 1, Session: 20}
-	middle := Row{PID: 21, Parent: 20, ID: 103, ParentID: 102, Session: 20}
-	last := Row{PID: 22, Parent: 21, ID: 104, ParentID: 103, Session: 22}
+	root := tableRow{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	top := tableRow{PID: 20, Parent: 1, Orphan: true, ID: 102, ParentID: 1, Session: 20}
+	middle := tableRow{PID: 21, Parent: 20, ID: 103, ParentID: 102, Session: 20}
+	last := tableRow{PID: 22, Parent: 21, ID: 104, ParentID: 103, Session: 22}
 	orphaned := last
 	orphaned.Parent, orphaned.Orphan = 1, true
-	k := NewTracker(root)
-	for i, rows := range [][]Row{{root, top, middle, last}, {root, top, orphaned}, {root, top, orphaned}} {
-		k.Scan(rows, func(r *Row) Mark {
+	k := newTracker(root)
+	for i, rows := range [][]tableRow{{root, top, middle, last}, {root, top, orphaned}, {root, top, orphaned}} {
+		k.take(rows, func(r *tableRow) foundMark {
 			if i == 2 && r.PID == top.PID {
-				return MarkOurs // it can be read at last
+				return markOurs // it can be read at last
 			}
-			return MarkHidden
+			return markHidden
 		})
 	}
-	if live := k.Live(); len(live) != 3 {
+	if live := k.live(); len(live) != 3 {
 		t.Errorf("%d members, want the root, the top and the last: %+v", len(live), live)
 	}
 }
@@ -529,25 +529,25 @@ func TestTrackerRemembersStrangers(t *testing.T) {
 // whole table is not taken: each shows its absence, and a wrong "empty" is a leak.
 func TestTrackerMissesSomebody(t *testing.T) {
 	t.Parallel()
-	root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
-	member := Row{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
-	later := Row{PID: 20, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 20} // it has executed something since
-	hidden := func(*Row) Mark { return MarkHidden }
+	root := tableRow{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+	member := tableRow{PID: 20, Parent: 10, ID: 101, ParentID: 100, Session: 20}
+	later := tableRow{PID: 20, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 20} // it has executed something since
+	hidden := func(*tableRow) foundMark { return markHidden }
 
-	k := NewTracker(root)
-	for _, rows := range [][]Row{{root, member}, {root}, {root, later}} {
-		k.Scan(rows, hidden)
+	k := newTracker(root)
+	for _, rows := range [][]tableRow{{root, member}, {root}, {root, later}} {
+		k.take(rows, hidden)
 	}
-	if live := k.Live(); len(live) != 2 || len(k.Suspects()) > 0 {
-		t.Errorf("after a scan that has missed it: members %+v, suspects %+v", live, k.Suspects())
+	if live := k.live(); len(live) != 2 || len(k.suspected()) > 0 {
+		t.Errorf("after a scan that has missed it: members %+v, suspects %+v", live, k.suspected())
 	}
 
-	k = NewTracker(root)
-	for _, rows := range [][]Row{{root, member}, {}, nil, {later}} {
-		k.Scan(rows, hidden)
+	k = newTracker(root)
+	for _, rows := range [][]tableRow{{root, member}, {}, nil, {later}} {
+		k.take(rows, hidden)
 	}
-	if k.Empty() || len(k.Live()) != 2 {
-		t.Errorf("after scans without the root: empty %v, members %+v", k.Empty(), k.Live())
+	if k.empty() || len(k.live()) != 2 {
+		t.Errorf("after scans without the root: empty %v, members %+v", k.empty(), k.live())
 	}
 }
 
@@ -555,28 +555,28 @@ func TestTrackerMissesSomebody(t *testing.T) {
 // parent, and neither is what descends from it.
 func TestTrackerKnowsStrangersChildren(t *testing.T) {
 	for _, ids := range []bool{true, false} {
-		row := func(pid, parent int) Row {
-			r := Row{PID: pid, Parent: parent, Orphan: parent == 1, Start: uint64(pid), Session: pid, Coalition: 7}
+		row := func(pid, parent int) tableRow {
+			r := tableRow{PID: pid, Parent: parent, Orphan: parent == 1, Start: uint64(pid), Session: pid, Coalition: 7}
 			if ids {
 				r.ID, r.ParentID = uint64(pid), uint64(parent)
 			}
 			return r
 		}
-		first, shell, root := Row{PID: 1, Session: 1}, row(10, 1), row(20, 10)
+		first, shell, root := tableRow{PID: 1, Session: 1}, row(10, 1), row(20, 10)
 		if ids {
 			first.ID = 1
 		}
 		orphan := row(31, 1)
 		orphan.ParentID = row(31, 30).ParentID // which an orphan keeps
-		tracker := NewTracker(root)
-		hidden := func(*Row) Mark { return MarkHidden }
-		tracker.Scan([]Row{first, shell, root, row(30, 10), row(31, 30)}, hidden)
-		tracker.Scan([]Row{first, shell, root, orphan, row(32, 31)}, hidden)
-		if s := tracker.Suspects(); len(s) != 0 {
+		tracker := newTracker(root)
+		hidden := func(*tableRow) foundMark { return markHidden }
+		tracker.take([]tableRow{first, shell, root, row(30, 10), row(31, 30)}, hidden)
+		tracker.take([]tableRow{first, shell, root, orphan, row(32, 31)}, hidden)
+		if s := tracker.suspected(); len(s) != 0 {
 			t.Errorf("IDs %v: suspects %+v", ids, s)
 		}
-		tracker.Scan([]Row{first, shell, root, orphan, row(40, 1)}, hidden) // nobody knows whose child that was
-		if s := tracker.Suspects(); len(s) != 1 || s[0].PID != 40 {
+		tracker.take([]tableRow{first, shell, root, orphan, row(40, 1)}, hidden) // nobody knows whose child that was
+		if s := tracker.suspected(); len(s) != 1 || s[0].PID != 40 {
 			t.Errorf("IDs %v: suspects %+v, want 40", ids, s)
 		}
 	}
@@ -584,13 +584,13 @@ func TestTrackerKnowsStrangersChildren(t *testing.T) {
 
 // madeUp is a table in which a signal acts at once.
 type madeUp struct {
-	rows    map[int]Row
-	marks   map[int]Mark
+	rows    map[int]tableRow
+	marks   map[int]foundMark
 	struck  []int
 	partial int // so many of the next scans are not whole
 }
 
-func (m *madeUp) Rows() ([]Row, error) {
+func (m *madeUp) readRows() ([]tableRow, error) {
 	rows := slices.Collect(maps.Values(m.rows))
 	if m.partial--; m.partial >= 0 {
 		return rows[:len(rows)/2], syscall.EAGAIN
@@ -598,9 +598,9 @@ func (m *madeUp) Rows() ([]Row, error) {
 	return rows, nil
 }
 
-func (m *madeUp) Mark(r *Row) Mark { return m.marks[r.PID] }
+func (m *madeUp) readMark(r *tableRow) foundMark { return m.marks[r.PID] }
 
-func (m *madeUp) Signal(r *Row, sig syscall.Signal) error {
+func (m *madeUp) signal(r *tableRow, sig syscall.Signal) error {
 	switch now := m.rows[r.PID]; sig {
 	case syscall.SIGSTOP:
 		now.Suspended = true
@@ -616,10 +616,10 @@ func (m *madeUp) Signal(r *Row, sig syscall.Signal) error {
 // by descent from those, and nobody else is touched.
 func TestOrphanTracker(t *testing.T) {
 	const first, leader = 1, 50
-	row := func(pid, parent, session int) Row {
-		return Row{PID: pid, Parent: parent, Orphan: parent == first, Start: uint64(pid), ID: uint64(pid), ParentID: uint64(parent), Session: session, Coalition: 7}
+	row := func(pid, parent, session int) tableRow {
+		return tableRow{PID: pid, Parent: parent, Orphan: parent == first, Start: uint64(pid), ID: uint64(pid), ParentID: uint64(parent), Session: session, Coalition: 7}
 	}
-	table := map[int]Row{
+	table := map[int]tableRow{
 		first:  {PID: first, ID: 1, Session: 1},
 		10:     row(10, first, 10),                                                                                // older than the tree, and an orphan
 		40:     row(40, 10, 10),                                                                                   // the caller
@@ -633,14 +633,14 @@ func TestOrphanTracker(t *testing.T) {
 		57:     row(57, 10, 57),                                                                                   // a stranger's child
 		58:     {PID: 58, Parent: first, Orphan: true, Start: 58, ID: 58, ParentID: 1, Session: 58, Coalition: 8}, // one of another coalition
 	}
-	m := &madeUp{rows: table, marks: map[int]Mark{52: MarkOurs, 56: MarkAnother}, partial: 3}
+	m := &madeUp{rows: table, marks: map[int]foundMark{52: markOurs, 56: markAnother}, partial: 3}
 	tracker := newOrphanTracker(leader, 7, 45)
-	empty := tracker.End(m, time.Now().Add(time.Minute))
+	empty := tracker.end(m, time.Now().Add(time.Minute))
 	slices.Sort(m.struck)
 	if want := []int{leader, 51, 52, 53, 54}; !slices.Equal(m.struck, want) || !empty {
 		t.Errorf("ended %v, want %v; empty %v", m.struck, want, empty)
 	}
-	if s := tracker.Suspects(); len(s) != 1 || s[0].PID != 55 {
+	if s := tracker.suspected(); len(s) != 1 || s[0].PID != 55 {
 		t.Errorf("suspects %+v, want 55", s)
 	}
 }
@@ -650,22 +650,22 @@ func TestOrphanTracker(t *testing.T) {
 func BenchmarkTracker(b *testing.B) {
 	for _, n := range []int{500, 2000, 10000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			root := Row{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
-			rows := []Row{root, {PID: 11, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 11}}
+			root := tableRow{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
+			rows := []tableRow{root, {PID: 11, Parent: 1, Orphan: true, ID: 101, ParentID: 1, Session: 11}}
 			for i := 2; i < n; i++ {
 				up := 1
 				if i%10 == 0 {
 					up = 0
 				}
 				p := &rows[up+(i-up)/20*10%max(i-up, 1)]
-				rows = append(rows, Row{PID: 10 + i, Parent: p.PID, ID: uint64(100 + i), ParentID: p.ID, Start: uint64(i), Session: p.Session})
+				rows = append(rows, tableRow{PID: 10 + i, Parent: p.PID, ID: uint64(100 + i), ParentID: p.ID, Start: uint64(i), Session: p.Session})
 			}
-			k := NewTracker(root)
+			k := newTracker(root)
 			for b.Loop() {
-				k.Scan(rows, func(*Row) Mark { return MarkHidden })
+				k.take(rows, func(*tableRow) foundMark { return markHidden })
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/process")
-			b.ReportMetric(float64(len(k.Live())), "members")
+			b.ReportMetric(float64(len(k.live())), "members")
 		})
 	}
 }
@@ -675,4 +675,14 @@ func count(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// refused lists the live members that could not be signalled, with the reasons.
+func (t *tracker) refused() (list []tableRow, reasons []error) {
+	for _, e := range t.members {
+		if e.refused != nil {
+			list, reasons = append(list, e.tableRow), append(reasons, e.refused)
+		}
+	}
+	return list, reasons
 }
