@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/fixtures"
+	"curfew/fixtures/bombs"
 	"curfew/outcome"
 )
 
@@ -37,7 +38,7 @@ func TestBomb(t *testing.T) {
 		t.Skip("what it tests is in other processes")
 	}
 	t.Run("limit of a cgroup", func(t *testing.T) {
-		limit, err := fixtures.NewTaskLimit(2000)
+		limit, err := bombs.NewTaskLimit(2000)
 		if err != nil {
 			t.Skip(err)
 		}
@@ -57,7 +58,7 @@ func TestBomb(t *testing.T) {
 	})
 	t.Run("limit of a user", func(t *testing.T) {
 		if os.Geteuid() != 0 {
-			limit, err := fixtures.NewTaskLimit(300)
+			limit, err := bombs.NewTaskLimit(300)
 			if err != nil {
 				t.Skip(err)
 			}

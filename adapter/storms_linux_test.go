@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"curfew/fixtures"
+	"curfew/fixtures/bombs"
 	"curfew/outcome"
 )
 
@@ -71,7 +72,7 @@ func TestStorms(t *testing.T) {
 				if os.Geteuid() != 0 {
 					t.Skip("root is needed to make a cgroup with a task limit")
 				}
-				limit, err := fixtures.NewTaskLimit(s.limit)
+				limit, err := bombs.NewTaskLimit(s.limit)
 				if err != nil {
 					t.Skip(err)
 				}

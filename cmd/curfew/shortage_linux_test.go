@@ -12,6 +12,7 @@ import (
 
 	"curfew/adapter"
 	"curfew/fixtures"
+	"curfew/fixtures/bombs"
 	"curfew/outcome"
 )
 
@@ -21,7 +22,7 @@ func TestNoProcessToBeHad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a bomb disturbs what runs beside it")
 	}
-	limit, err := fixtures.NewTaskLimit(120)
+	limit, err := bombs.NewTaskLimit(120)
 	if err != nil {
 		t.Skip(err)
 	}

@@ -3,6 +3,9 @@
 // thousands of fixtures are started. (The import path decides on the order.)
 package early
 
-import "curfew/fixtures"
+import (
+	"curfew/fixtures"
+	_ "curfew/fixtures/bombs" // registered before Main looks for it
+)
 
 func init() { fixtures.Main() }
