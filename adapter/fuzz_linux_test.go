@@ -16,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"curfew/internal/wire"
 	"curfew/outcome"
 )
 
@@ -165,18 +166,18 @@ func TestHostileSupervisor(t *testing.T) {
 		b := binary.BigEndian.AppendUint32(nil, uint32(len(text)))
 		return string(binary.BigEndian.AppendUint32(b, 0)) + text
 	}
-	hello := word(`{"hello":{"version":2,"pid":4711,"state_known":false}}`)
+	hello := word(fmt.Sprintf(`{"hello":{"version":%d,"pid":4711,"state_known":false}}`, wire.Version))
 	started := word(`{"started":{"pid":4711,"at":"2025-06-01T10:00:00Z"}}`)
 	stopping := word(`{"stopping":{"cause":"canceled"}}`)
-	exited := word(`{"exited":{"Code":0}}`)
+	exited := word(`{"exited":{"code":0}}`)
 	done := func(s string) string { return word(`{"done":` + s + `}`) }
-	const empty = `"cleanup":{"Result":"empty","Proof":"no_children"}`
+	const empty = `"cleanup":{"result":"empty","proof":"no_children"}`
 	for _, tt := range []struct {
 		name, says string
 		after      string // what it does then
 		status     outcome.Status
 	}{
-		{"an honest one", hello + started + exited + done(`{"started":true,"exit":{"Code":0},`+empty+`}`), "", outcome.StatusSucceeded},
+		{"an honest one", hello + started + exited + done(`{"started":true,"exit":{"code":0},`+empty+`}`), "", outcome.StatusSucceeded},
 		{"nothing", "", "", outcome.StatusNotStarted},
 		{"noise", strings.Repeat("\xff", 5000), "", outcome.StatusNotStarted},
 		{"another version", word(`{"hello":{"version":7,"pid":1}}`), "", outcome.StatusNotStarted},
@@ -186,11 +187,11 @@ func TestHostileSupervisor(t *testing.T) {
 		{"mute after the start", hello + started, "waits", outcome.StatusUnknown},
 		{"stopping without end", hello + started, "goes on", outcome.StatusUnknown},
 		{"a report of nothing", hello + started + done(`{}`), "waits", outcome.StatusUnknown},
-		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"Code":0}}`), "waits", outcome.StatusSucceeded},
-		{"a result that is none", hello + started + done(`{"cleanup":{"Result":"fine","Proof":"none"}}`), "", outcome.StatusUnknown},
-		{"a code and a signal", hello + started + done(`{"started":true,"exit":{"Code":0,"Signal":9},`+empty+`}`), "", outcome.StatusUnknown},
-		{"an exit code that is none", hello + started + done(`{"started":true,"exit":{"Code":4711},`+empty+`}`), "", outcome.StatusUnknown},
-		{"executed and not executed", hello + started + done(`{"started":true,"not_executed":true,"exit":{"Code":0},`+empty+`}`), "", outcome.StatusUnknown},
+		{"a report without a tree", hello + started + exited + done(`{"started":true,"exit":{"code":0}}`), "waits", outcome.StatusSucceeded},
+		{"a result that is none", hello + started + done(`{"cleanup":{"result":"fine","proof":"none"}}`), "", outcome.StatusUnknown},
+		{"a code and a signal", hello + started + done(`{"started":true,"exit":{"code":0,"signal":9},`+empty+`}`), "", outcome.StatusUnknown},
+		{"an exit code that is none", hello + started + done(`{"started":true,"exit":{"code":4711},`+empty+`}`), "", outcome.StatusUnknown},
+		{"executed and not executed", hello + started + done(`{"started":true,"not_executed":true,"exit":{"code":0},`+empty+`}`), "", outcome.StatusUnknown},
 		{"exited twice", hello + started + exited + exited, "waits", outcome.StatusSucceeded},
 		{"a frame without end", hello + started + "\x00\x00\xff\xff\x00\x00\x00\x00{", "waits", outcome.StatusUnknown},
 		{"an exit, and lost", hello + started + exited, "", outcome.StatusSucceeded},
