@@ -98,8 +98,8 @@ func speak(s *script) (all []speech) {
 			word(pick(s, []*wire.Message{{Run: &wire.Run{}}, {Stop: &wire.StopRequest{}}, {Spawn: &wire.Spawn{ID: "5"}}, {Lost: &wire.Lost{}}, {Signal: &wire.Signal{}},
 				{Run: &wire.Run{Settings: wire.Settings{Numbers: make([]int, 400)}}}}))
 		case sayJSON:
-			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"Code":1e3}}`, `{"hello":{"version":2,"state":["a","b"]}}`,
-				`{"hello":{"version":2,"state":{}}}`, `{"done":{"cleanup":{"Ended":[{"PID":"x"}]}}}`, `{"done":null}`, `{"swept":{"ended":{}}}`}, oddJSON...))
+			j := pick(s, append([]string{`{"started":{"pid":1,"at":"9999-12-31T23:59:59-23:59"}}`, `{"exited":{"code":1e3}}`, `{"hello":{"version":3,"state":["a","b"]}}`,
+				`{"hello":{"version":3,"state":{}}}`, `{"done":{"cleanup":{"ended":[{"pid":"x"}]}}}`, `{"done":null}`, `{"swept":{"ended":{}}}`}, oddJSON...))
 			b := binary.BigEndian.AppendUint32(nil, uint32(len(j)))
 			say(append(binary.BigEndian.AppendUint32(b, 0), j...))
 		case sayHead:
