@@ -98,6 +98,13 @@ var childrenVanish = sync.OnceValue(func() bool {
 	return errno != unix.EINVAL && errno != unix.ENOSYS && errno != unix.EPERM
 })
 
+// neverExecuted reports whether pid, an unreaped child, is still what it was
+// when it was forked.
+func (p *procfs) neverExecuted(pid int) bool {
+	var s stat
+	return p.stat(pid, &s) && s.flags&forkNoExec != 0
+}
+
 // exitFD returns a descriptor that is readable when pid, an unreaped child, has exited; -1
 // if there is none.
 func exitFD(pid int) int {

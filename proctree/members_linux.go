@@ -86,6 +86,16 @@ func (p *procfs) survivor(m Member) outcome.Survivor {
 	return outcome.Survivor{Process: m.Describe(), State: string(m.State), Reason: p.reason(m)}
 }
 
+// member describes the process of a row.
+func (p *processTable) member(r tableRow) Member {
+	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
+	var s stat
+	if p.stat(r.PID, &s) && s.start == r.Start {
+		m.Name, m.State, m.thread = s.name(), s.state, s.thread
+	}
+	return m
+}
+
 // reason returns why SIGKILL has not ended m.
 func (p *procfs) reason(m Member) string {
 	var tracer, uid string
@@ -137,16 +147,6 @@ func freezerIsOn(cgroups string) bool {
 		}
 	}
 	return false
-}
-
-// member describes the process of a row.
-func (p *processTable) member(r tableRow) Member {
-	m := Member{PID: r.PID, Parent: r.Parent, Start: r.Start, State: '?'}
-	var s stat
-	if p.stat(r.PID, &s) && s.start == r.Start {
-		m.Name, m.State, m.thread = s.name(), s.state, s.thread
-	}
-	return m
 }
 
 // file reads a small file in the directory of m; "" if it cannot be read.

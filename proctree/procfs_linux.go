@@ -248,13 +248,6 @@ func (p *procfs) suspended(pid int) bool {
 	return p.stat(pid, &s) && (s.state == 'T' || s.state == 't')
 }
 
-// neverExecuted reports whether pid, an unreaped child, is still what it was
-// when it was forked.
-func (p *procfs) neverExecuted(pid int) bool {
-	var s stat
-	return p.stat(pid, &s) && s.flags&forkNoExec != 0
-}
-
 // children appends the pids of the children of pid to list, and returns how
 // many there are now; more than fit are left out. Children hang on the thread
 // that forked them, so every thread is asked.

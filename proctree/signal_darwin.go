@@ -8,6 +8,14 @@ import (
 
 var errNotOurs = errors.New("not a process that may be signalled")
 
+// signalUnreaped sends sig to pid, a child that is not reaped.
+func signalUnreaped(pid int, sig syscall.Signal) error {
+	if pid <= 1 || sig <= 0 {
+		panic("proctree: signal to a pid that is no single process, or no signal")
+	}
+	return syscall.Kill(pid, sig)
+}
+
 // signal reaches the process by its version. A system that cannot do that (before
 // macOS 14.2) is asked who it is first; a pid that is given away in the moment
 // between is then not noticed, for which all other pids have to be given out.
@@ -32,14 +40,6 @@ func signalVersion(pid int, version uint32, sig syscall.Signal) error {
 	binary.NativeEndian.PutUint32(token[7*4:], version)
 	_, err := procInfo(callSignalToken, 0, int(sig), 0, token[:])
 	return err
-}
-
-// signalUnreaped sends sig to pid, a child that is not reaped.
-func signalUnreaped(pid int, sig syscall.Signal) error {
-	if pid <= 1 || sig <= 0 {
-		panic("proctree: signal to a pid that is no single process, or no signal")
-	}
-	return syscall.Kill(pid, sig)
 }
 
 // Kill sends SIGKILL to the process, and to no other. syscall.ESRCH means that it is gone.
