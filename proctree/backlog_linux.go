@@ -1,6 +1,6 @@
 package proctree
 
-// What is done when children die faster than they are reaped.
+// What happens when children die faster than they are reaped.
 //
 // A hundred processes that start a successor and exit, without end, get a hundred
 // times as much CPU time as the one thread that reaps them. Their zombies take all
@@ -9,7 +9,7 @@ package proctree
 // turn comes soon. And while a backlog lasts, the kernel reaps: a child that exits while
 // its parent ignores SIGCHLD becomes no zombie.
 //
-// What the kernel reaps is not accounted for in Usage, and its pid is free at once.
+// What the kernel reaps is not accounted for in Summary.Usage, and its pid is free at once.
 // So every signal is sent through a pidfd, or to a pid that was checked while a
 // pidfd held it. The exit of the leader is read through its pidfd, which keeps it
 // since Linux 6.15. Where the pidfd does not keep it, the kernel reaps only after the
@@ -28,14 +28,14 @@ import (
 type backlog struct {
 	kernelReaps bool // SIGCHLD is ignored
 	used        bool // it was, and no look has shown since which children have vanished
-	dying       bool // the kernel has begun to reap the leader, and its exit is not to be had yet
+	dying       bool // the kernel has begun to reap the leader, and its exit cannot be read yet
 	killing     bool // it was, in this kill phase
 	until       time.Time
 	passes      int       // of this kill phase, since before
 	before      int       // how many children there were then
 	few         bool      // they were not halved, and are too few for a bomb at a high limit
 	next        time.Time // when to look again: nothing reports a death meanwhile
-	children    uint64    // which ones there were at the last look
+	children    uint64    // a hash of their pids at the last look
 
 	// keepsExits: whether a pidfd still has the exit of a process that was reaped.
 	keepsExits answer
@@ -50,10 +50,10 @@ const (
 )
 
 // The kernel reaps until the children were the same for quiet. As long as it does, the
-// tree is looked at every unheardEvery.
+// tree is looked at every silentEvery.
 const (
 	quiet        = 20 * time.Millisecond
-	unheardEvery = 2 * time.Millisecond
+	silentEvery = 2 * time.Millisecond
 )
 
 // In a kill phase zombies are kept at first: they hold their places under a task
@@ -103,7 +103,7 @@ func (t *subreaper) behind(ev *Event) {
 func (t *subreaper) caughtUp() bool {
 	b := &t.backlog
 	if b.dying {
-		b.next = time.Now().Add(unheardEvery)
+		b.next = time.Now().Add(silentEvery)
 		return true
 	}
 	if !b.kernelReaps {
@@ -122,11 +122,12 @@ func (t *subreaper) caughtUp() bool {
 		t.reapAgain()
 		return false
 	}
-	b.next = now.Add(unheardEvery)
+	b.next = now.Add(silentEvery)
 	return true
 }
 
-// whileKilling decides in a kill phase who reaps, given the number of children.
+// whileKilling decides in a kill phase whether the kernel reaps, given the number of
+// children.
 func (t *subreaper) whileKilling(children int) {
 	b := &t.backlog
 	b.passes++

@@ -30,7 +30,7 @@ func aGroup() (base int, name, path string, err error) {
 	var p procfs
 	p.open()
 	defer sys.Close(p.fd)
-	if base = openOwnGroup(&p); base < 0 {
+	if base = openOwnCgroup(&p); base < 0 {
 		return -1, "", "", errors.New("the own cgroup (v2) is not to be found")
 	}
 	name = "test-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
@@ -55,7 +55,7 @@ func TestGroupsBelow(t *testing.T) {
 				t.Skip(err)
 			}
 			t.Cleanup(func() {
-				if !removeGroup(base, name, time.Now().Add(patience), nil) {
+				if !removeCgroup(base, name, time.Now().Add(patience), nil) {
 					t.Errorf("%s is left", path)
 				}
 				unix.Close(base)
@@ -75,7 +75,7 @@ func TestGroupsBelow(t *testing.T) {
 			}
 			for range 3 {
 				began := time.Now()
-				gone := removeGroup(base, name, began.Add(time.Millisecond), nil)
+				gone := removeCgroup(base, name, began.Add(time.Millisecond), nil)
 				if took := time.Since(began); took > patience/10 {
 					t.Errorf("took %v of 1 ms", took)
 				}
@@ -83,7 +83,7 @@ func TestGroupsBelow(t *testing.T) {
 					t.Fatal("it is gone within a millisecond: this tests nothing")
 				}
 			}
-			if !removeGroup(base, name, time.Now().Add(patience), nil) {
+			if !removeCgroup(base, name, time.Now().Add(patience), nil) {
 				t.Error("it is not gone")
 			}
 		})
@@ -99,7 +99,7 @@ func TestMountedGroup(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	t.Cleanup(func() { removeGroup(base, name, time.Now().Add(patience), nil); unix.Close(base) })
+	t.Cleanup(func() { removeCgroup(base, name, time.Now().Add(patience), nil); unix.Close(base) })
 	cmd := exec.Command(os.Args[0], path)
 	cmd.Env = append(os.Environ(), roleVar+"=mounted group")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
@@ -119,7 +119,7 @@ func mountedGroupRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	if removeGroup(dir, filepath.Base(args[0]), time.Now().Add(patience), nil) {
+	if removeCgroup(dir, filepath.Base(args[0]), time.Now().Add(patience), nil) {
 		return errors.New("a group with a mount below it is gone")
 	}
 	if _, err := os.Stat(theirs); err != nil {
@@ -141,7 +141,7 @@ func TestHeadlessElsewhere(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	removeGroup(base, name, time.Now().Add(patience), nil)
+	removeCgroup(base, name, time.Now().Add(patience), nil)
 	unix.Close(base)
 	init := exec.Command("sleep", tooLong)
 	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
@@ -188,17 +188,17 @@ func headlessElsewhereRole(args []string) error {
 	}
 	h.Prepare()
 	defer h.Close()
-	if h.group.dir < 0 {
+	if h.cgroup.dir < 0 {
 		return errors.New("there is no group")
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	if err := unix.Mkdirat(h.group.dir, "below", 0o755); err != nil {
+	if err := unix.Mkdirat(h.cgroup.dir, "below", 0o755); err != nil {
 		return err
 	}
-	below, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(h.group.dir))
+	below, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(h.cgroup.dir))
 	if err != nil {
 		return err
 	}
@@ -226,13 +226,13 @@ func headlessElsewhereRole(args []string) error {
 		}
 	}
 	sys.Close(procs)
-	if err := h.until("empty", func() bool { return !h.StrikeGroup() }); err != nil {
+	if err := h.until("empty", func() bool { return !h.StrikeCgroup() }); err != nil {
 		return err
 	}
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
 		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
 	}
-	if !h.group.remove() {
+	if !h.cgroup.remove() {
 		return errors.New("the group is left")
 	}
 	return nil

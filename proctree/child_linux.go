@@ -81,10 +81,10 @@ func childless() bool {
 
 // childrenVanish reports whether the kernel knows CLONE_AUTOREAP (Linux 7.1,
 // clone(2)), which needs no privilege: a child made with it is gone when it has ended,
-// whoever is its parent by then. The kernel says "invalid argument" to a flag that it
-// does not know, and to one that it knows that there is no such cgroup: no descriptor
-// is as high as the one that it is given. Whom seccomp forbids to ask, all below
-// cannot use it either.
+// whichever process is its parent by then. The kernel answers "invalid argument" to a flag
+// that it does not know, and to one that it knows that there is no such cgroup: no descriptor
+// is as high as the one that it is given. Where seccomp forbids the question, the processes
+// below cannot use the flag either.
 var childrenVanish = sync.OnceValue(func() bool {
 	args := struct {
 		flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64

@@ -18,10 +18,10 @@ func checks() []Check {
 	var p procfs
 	p.open()
 	defer sys.RawClose(p.fd)
-	group, left := false, 0
-	if base := openOwnGroup(&p); base >= 0 {
-		group = unix.Faccessat(base, ".", unix.W_OK, 0) == nil
-		left = len(p.leftGroups(base))
+	cgroup, left := false, 0
+	if base := openOwnCgroup(&p); base >= 0 {
+		cgroup = unix.Faccessat(base, ".", unix.W_OK, 0) == nil
+		left = len(p.leftCgroups(base))
 		sys.RawClose(base)
 	}
 	return []Check{
@@ -30,7 +30,7 @@ func checks() []Check {
 		{"what has died keeps its place until it is reaped (no CLONE_AUTOREAP)", !childrenVanish(), false, "at a task limit a bomb refills what was ended of it, where it has no cgroup"},
 		{"/proc is mounted and ours", p.fd >= 0, false, "children are found by asking the kernel for every pid; supervisors are not used twice"},
 		{"/proc lists children", p.fd >= 0 && !p.noChildren, false, "all processes are looked through instead, which is slower"},
-		{"a cgroup can be made below our own (v2)", group, false, "a storm of thousands that fork and exit is ended in the background"},
+		{"a cgroup can be made below our own (v2)", cgroup, false, "a storm of thousands that fork and exit is ended in the background"},
 		{"no cgroup of a tree that was ended is left", left == 0, false, "each helper that starts goes on to remove it; a process may be in it"},
 	}
 }

@@ -54,7 +54,7 @@ func openFrozen(dir, boot string) *frozen {
 	return f
 }
 
-// oursAlone reports why nobody must rely on what is in a directory.
+// oursAlone returns an error if other users could have written what is in a directory.
 func oursAlone(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -66,7 +66,7 @@ func oursAlone(dir string) error {
 	return nil
 }
 
-// note writes down those of the rows that are not yet. On an error they must not be
+// note records those of the rows that are not recorded yet. On an error they must not be
 // suspended.
 func (f *frozen) note(rows []tableRow) error {
 	var lines []byte
@@ -102,7 +102,7 @@ func (f *frozen) open() error {
 	if f.dir == "" {
 		return errors.ErrUnsupported
 	}
-	// Who is the last to need the directory removes it.
+	// The last process that needs the directory removes it.
 	if err := os.Mkdir(f.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
@@ -110,7 +110,7 @@ func (f *frozen) open() error {
 		return err
 	}
 	path := pathpkg.Join(f.dir, fmt.Sprintf("%d-%016x", unix.Getpid(), rand.Uint64()))
-	file, err := lease.Create(path, path+".new") // it fails if somebody looks at it meanwhile
+	file, err := lease.Create(path, path+".new") // it fails if another process looks at it meanwhile
 	if err != nil {
 		return err
 	}
@@ -118,28 +118,28 @@ func (f *frozen) open() error {
 	return nil
 }
 
-// clear forgets all, when nobody is suspended any more.
+// clear drops the records, when nothing is suspended any more.
 func (f *frozen) clear() {
 	clear(f.noted)
 	if f.file != nil {
 		_ = sys.Remove(f.file.Path)
 		f.file.Release()
 		f.file = nil
-		_ = unix.Rmdir(f.dir) // fails if somebody else has a file there
+		_ = unix.Rmdir(f.dir) // fails if another process has a file there
 	}
 }
 
 // endFrozenLimit is how long endFrozen tries with each file. It goes on at the next start.
 const endFrozenLimit = 5 * time.Second
 
-// endFrozen ends what those have suspended who were killed before they could end it.
+// endFrozen ends what holders have suspended that were killed before they could end it.
 func endFrozen(dir, boot string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		path := pathpkg.Join(dir, e.Name())
 		file, err := lease.Take(path)
 		if err != nil {
-			continue // whoever has suspended them lives, and ends them itself
+			continue // the holder that has suspended them lives, and ends them itself
 		}
 		if endNoted(file, boot) {
 			_ = sys.Remove(path)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is said of members, in a report and before one.
+// What can be read of members, for a report and before one.
 
 // member describes the process of a row.
 func (p *processTable) member(r tableRow) Member {

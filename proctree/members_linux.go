@@ -12,7 +12,7 @@ import (
 	"curfew/outcome"
 )
 
-// What is said of members, in a report and before one.
+// What can be read of members, for a report and before one.
 
 func (t *subreaper) Summary() Summary {
 	return Summary{Ended: t.signalled.ended(), EndedMore: t.signalled.more, Usage: t.usage}

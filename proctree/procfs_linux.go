@@ -300,9 +300,9 @@ func (p *procfs) childrenByScan(pid int, list []int32) (n int) {
 	return n
 }
 
-// nobody stands in a list for what cannot be the pid of a child: no process has
+// noPID stands in a list for what cannot be the pid of a child: no process has
 // it. It is not left out, since a list that is shorter could be taken as proof.
-const nobody = math.MaxInt32
+const noPID = math.MaxInt32
 
 // readChildren appends what the children file fd has, from its beginning, to
 // list[n:].
@@ -311,7 +311,7 @@ func (p *procfs) readChildren(fd int, list []int32, n int) int {
 	take := func() {
 		if digits > 0 && n < len(list) {
 			if num <= 1 {
-				num = nobody
+				num = noPID
 			}
 			list[n] = int32(num)
 			n++
@@ -326,7 +326,7 @@ func (p *procfs) readChildren(fd int, list []int32, n int) int {
 		off += int64(got)
 		for _, c := range p.buf[:got] {
 			if c >= '0' && c <= '9' {
-				num, digits = min(num*10+int(c-'0'), nobody), digits+1
+				num, digits = min(num*10+int(c-'0'), noPID), digits+1
 			} else {
 				take()
 			}

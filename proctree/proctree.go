@@ -53,8 +53,8 @@ type Tree interface {
 	// LeaderFD is readable when the leader has exited, which the next Collect
 	// reports; -1 if there is no such descriptor. FD reports the same a moment later.
 	LeaderFD() int
-	// Prepare does what the next leader needs and what takes time, while nobody
-	// waits for it. It reports whether this tree can take another leader; if not, it
+	// Prepare does what the next leader needs and what takes time. It is for when no
+	// request waits. It reports whether this tree can take another leader; if not, it
 	// must be closed. Nothing of the leader before may be alive.
 	Prepare() bool
 	// StartProgress reports what is known of a start that is under way.
@@ -77,10 +77,10 @@ type Tree interface {
 	// Survivors lists what is alive, with the reason as far as it can be known. It is
 	// not interrupted and takes about 0.1 s at most.
 	Survivors() []outcome.Survivor
-	// StrikeGroup is for when an Event reported Empty. It strikes processes in the
+	// StrikeCgroup is for when an Event reported Empty. It strikes processes in the
 	// tree's cgroup that are nevertheless there: ones that entered another pid
 	// namespace, whose orphans do not come back. It reports whether there are any.
-	StrikeGroup() (populated bool)
+	StrikeCgroup() (populated bool)
 	// Disown gives up all that is left, for good: the system adopts and reaps it.
 	Disown()
 	// Close releases what Prepare made. The process is expected to end soon after it.
@@ -108,9 +108,9 @@ type SiblingTree interface {
 	// no sibling's is ignored.
 	ResumeSibling(pid int)
 	EndSibling(pid int)
-	// EndGroup strikes what is in the cgroup of a sibling that has died, by the name
-	// that GroupName returns, and removes the cgroup once it is empty.
-	EndGroup(name string) GroupRest
+	// EndCgroup strikes what is in the cgroup of a sibling that has died, by the name
+	// that CgroupName returns, and removes the cgroup once it is empty.
+	EndCgroup(name string) CgroupRest
 }
 
 // Children is what Tree and SiblingTree have in common.
@@ -145,7 +145,7 @@ type Children interface {
 // Event is what Collect and Reap report.
 type Event struct {
 	// StartDone: the start has come to its end. Either StartErr is nil and PID is what
-	// was started (it may have exited already), or StartErr says why it was not
+	// was started (it may have exited already), or StartErr is why it was not
 	// executed.
 	StartDone bool
 	StartErr  *StartError
@@ -173,21 +173,21 @@ type Struck struct {
 	More bool
 }
 
-// Summary is what a report says of a tree.
+// Summary is what a report has about a tree.
 type Summary struct {
 	// Ended lists what got a signal of ours, in the order of the first signal, and
 	// EndedMore counts those for which the list has no room.
 	Ended     []outcome.Ended
 	EndedMore int
 	// Suspects may be members and cannot be distinguished from strangers. They are
-	// never signalled. There are none where the kernel says what a member is.
+	// never signalled. There are none where the kernel gives us every member.
 	Suspects []outcome.Process
 	// Usage is what the reaped part of the tree has used.
 	Usage outcome.Usage
 }
 
-// GroupRest is what EndGroup could not end or remove in its time.
-type GroupRest struct {
+// CgroupRest is what EndCgroup could not end or remove in its time.
+type CgroupRest struct {
 	// Populated: a process is still in the cgroup.
 	Populated bool
 	// Remove tries for longer to remove the cgroup. It is for another goroutine; nil
@@ -235,8 +235,8 @@ type Spec struct {
 	Given []string
 	// Sibling starts a sibling (see SiblingTree) in place of a leader.
 	Sibling bool
-	// NoGroup starts the leader in our own cgroup although there is one for it.
-	NoGroup bool
+	// NoCgroup starts the leader in our own cgroup although there is one for it.
+	NoCgroup bool
 	// Terminal makes descriptor 0, a terminal, the controlling one.
 	Terminal bool
 	// Mark is an entry of Env that nothing outside the tree has, and MarkPrefix is the
@@ -278,9 +278,9 @@ type Lost struct {
 	Mark, MarkPrefix string
 	// Since is when the holder was started, or later: members were started after it.
 	Since time.Time
-	// Cgroup is the content of the holder's /proc/PID/cgroup, and Group the name of the
+	// Cgroup is the content of the holder's /proc/PID/cgroup, and TreeCgroup the name of the
 	// cgroup that it had made in its own for the tree. Linux only.
-	Cgroup, Group string
+	Cgroup, TreeCgroup string
 	// Leader is the leader's pid, 0 if it is not known. macOS only.
 	Leader int
 }

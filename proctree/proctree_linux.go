@@ -33,7 +33,7 @@ type subreaper struct {
 	kin       kin
 	leader    leader
 	siblings  siblings
-	group     group
+	cgroup    cgroup
 	backlog   backlog
 	signalled signalled
 	usage     outcome.Usage
@@ -61,8 +61,8 @@ func (l *leader) closeFD() {
 // wait for one.
 type threads struct {
 	start
-	pidfd   int  // of what was started, -1 if there is none; written before done
-	inGroup bool // it was started in the cgroup; written before done
+	pidfd    int  // of what was started, -1 if there is none; written before done
+	inCgroup bool // it was started in the cgroup; written before done
 
 	orders, news int // event descriptors: to the second thread, and from it
 	exits        int // event descriptor to the third thread; 0 if there is none
@@ -98,7 +98,7 @@ func openSubreaper(o Options, siblings bool) (*subreaper, error) {
 	}
 	t.proc.open()
 	t.proc.interrupted = o.Interrupted
-	t.openGroups(o.ID)
+	t.openCgroups(o.ID)
 	if err := t.threads.open(); err != nil {
 		return nil, err
 	}
@@ -210,8 +210,8 @@ func awaitOrder(fd int) {
 	}
 }
 
-// awaitExit blocks until some child has exited (or what else the options
-// say), and leaves it unreaped, or until there is none.
+// awaitExit blocks until some child has exited, or what else the options
+// select, and leaves it unreaped; or until there is no child.
 func (t *threads) awaitExit(options uintptr) {
 	for {
 		var info siginfo
@@ -251,8 +251,8 @@ func (t *subreaper) Start(spec *Spec) {
 	t.leader.closeFD() // of one that was never executed
 	t.reapAgain()      // what is executed inherits that SIGCHLD is ignored
 	t.threads.begin(spec)
-	t.threads.inGroup = false
-	t.group.used = t.group.dir >= 0 && !spec.Sibling && !spec.NoGroup
+	t.threads.inCgroup = false
+	t.cgroup.used = t.cgroup.dir >= 0 && !spec.Sibling && !spec.NoCgroup
 	if !spec.Sibling {
 		t.leader.pid, t.leader.given = 0, spec.Given
 		t.usage = outcome.Usage{}
@@ -279,8 +279,8 @@ func (t *subreaper) carryOut() {
 		Setctty:     t.threads.spec.Terminal,
 		Pdeathsig:   syscall.SIGKILL,
 		PidFD:       &t.threads.pidfd,
-		UseCgroupFD: t.group.used,
-		CgroupFD:    t.group.dir,
+		UseCgroupFD: t.cgroup.used,
+		CgroupFD:    t.cgroup.dir,
 	}}
 	if t.threads.spec.Sibling {
 		attr.Sys.Pdeathsig = syscall.SIGCONT // one that is suspended has to see to its tree
@@ -289,13 +289,13 @@ func (t *subreaper) carryOut() {
 	s.pid, s.err = s.execute(&attr, s.root, func() bool {
 		// It may be due to the cgroup: a kernel that cannot start anything in one,
 		// a cgroup that may have no processes, or one that was removed.
-		if !attr.Sys.UseCgroupFD || t.group.proven && t.group.exists() {
+		if !attr.Sys.UseCgroupFD || t.cgroup.proven && t.cgroup.exists() {
 			return false
 		}
 		attr.Sys.UseCgroupFD = false
 		return true
 	})
-	s.inGroup = s.err == nil && attr.Sys.UseCgroupFD
+	s.inCgroup = s.err == nil && attr.Sys.UseCgroupFD
 	s.done.Store(true)
 }
 
@@ -348,10 +348,10 @@ func (t *subreaper) finishStart(ev *Event) {
 	}
 	t.leader.fd = s.pidfd
 	switch {
-	case s.inGroup:
-		t.group.proven = true
-	case t.group.used && s.err == nil:
-		t.dropGroup()
+	case s.inCgroup:
+		t.cgroup.proven = true
+	case t.cgroup.used && s.err == nil:
+		t.dropCgroup()
 	}
 }
 
@@ -493,7 +493,7 @@ func (t *subreaper) Strike(below bool) Struck {
 	if t.threads.underWay && !t.threads.spec.Sibling {
 		t.threads.strike()
 	}
-	struck := t.strikeGroup()
+	struck := t.strikeCgroup()
 	t.proc.begin(time.Time{})
 	if below {
 		struck += t.walk(t.kill)

@@ -643,7 +643,7 @@ func TestGroupNameInNamespaces(t *testing.T) {
 	if err != nil {
 		t.Skipf("/proc cannot be mounted in a namespace here: %s", exit.Stderr)
 	}
-	if here := GroupName(7, "test"); string(out) == here || !strings.HasPrefix(string(out), "curfew-") {
+	if here := CgroupName(7, "test"); string(out) == here || !strings.HasPrefix(string(out), "curfew-") {
 		t.Errorf("%q in another pid namespace, and %q here", out, here)
 	}
 }
@@ -655,7 +655,7 @@ func namesGroupRole([]string) error {
 	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return err
 	}
-	fmt.Print(GroupName(7, "test"))
+	fmt.Print(CgroupName(7, "test"))
 	return nil
 }
 

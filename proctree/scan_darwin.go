@@ -29,7 +29,7 @@ const (
 	sizeUnique    = 56
 	sizeCoalition = 40
 
-	alsoZombies = 1 // the argument with which the unique IDs of zombies are told
+	alsoZombies = 1 // the argument with which the unique IDs of zombies are returned
 )
 
 // What kern.proc and proc_info call the state of a process.
@@ -38,26 +38,26 @@ const (
 	stateZombie  = 5
 )
 
-// launchd is given all orphans.
+// launchd adopts all orphans.
 const launchd = 1
 
 // processTable is the process table of macOS for a tracker.
 type processTable struct {
 	marking
 	able  abilities
-	known map[int]told // by pid, of the last scan
-	next  map[int]told
+	known map[int]constant // by pid, of the last scan
+	next  map[int]constant // of the scan under way
 }
 
-// told is what was told of a process and does not change.
-type told struct {
+// constant is what does not change as long as a process lives.
+type constant struct {
 	id        uint64
 	coalition uint64
 }
 
 // newProcessTable reads the table for a tree with that mark.
 func newProcessTable(m marking) *processTable {
-	return &processTable{marking: m, able: probed(), known: map[int]told{}, next: map[int]told{}}
+	return &processTable{marking: m, able: probed(), known: map[int]constant{}, next: map[int]constant{}}
 }
 
 // setInterrupted does nothing: a scan is a single system call.
@@ -112,10 +112,10 @@ func (p *processTable) readMark(r *tableRow) foundMark {
 	return p.inArguments(b)
 }
 
-// complete adds to what the table says of a process, in that state, what it does not
-// say. All of it is of one process: an ID that is the same before and after has been
-// the pid's all the time. ESRCH if it is gone, or its number has passed on: then the
-// next scan has the other one.
+// complete adds what the table does not have of a process, which was in that state. All of
+// it is of one process: an ID that is the same before and after has been
+// the pid's all the time. It returns ESRCH if the process is gone, or another has its pid:
+// then the next scan has the other one.
 func (p *processTable) complete(r *tableRow, state uint32) error {
 	if p.able.IDs {
 		before, seen := p.known[r.PID]
@@ -124,14 +124,14 @@ func (p *processTable) complete(r *tableRow, state uint32) error {
 			return err
 		}
 		if !seen || before.id != u.id {
-			// Nothing says yet that the table has meant this one.
+			// Nothing shows yet that the table has meant this one.
 			s, err := readShort(r.PID)
 			if err != nil {
 				return err
 			}
-			before = told{id: u.id}
+			before = constant{id: u.id}
 			if p.able.Coalitions {
-				before.coalition, _ = readCoalition(r.PID) // a zombie tells none
+				before.coalition, _ = readCoalition(r.PID) // a zombie has none
 			}
 			if u, err = readUnique(r.PID); err != nil {
 				return err
@@ -161,12 +161,12 @@ func (p *processTable) is(r *tableRow) bool {
 	return err == nil && startOf(k) == r.Start
 }
 
-// abilities are what the system tells and lets do, as probed at the start.
+// abilities are what the system reports and allows, as probed at the start.
 type abilities struct {
 	IDs            bool // of processes and their parents, never given twice
-	ParentVersions bool // what a parent was when it forked, kept by who executes later: macOS 15.4
+	ParentVersions bool // what a parent was when it forked, kept when the child executes something: macOS 15.4
 	Coalitions     bool
-	ExactSignals   bool // to a process by its version, and to nobody else: macOS 14.2
+	ExactSignals   bool // to a process by its version, and to no other: macOS 14.2
 }
 
 // probed is what probe has found, once.
@@ -180,12 +180,12 @@ func probe() (a abilities) {
 	a.ParentVersions = a.IDs && u.parentVersion != 0
 	_, err = readCoalition(own)
 	a.Coalitions = err == nil
-	// Nobody has that version: the call is known if it looks for one in vain.
+	// No process has that version: the call exists if it finds none.
 	a.ExactSignals = a.IDs && signalVersion(own, ^u.version, syscall.SIGCONT) == syscall.ESRCH
 	return a
 }
 
-// procInfo makes the system call. It returns how many bytes it was told.
+// procInfo makes the system call. It returns how many bytes the kernel wrote.
 func procInfo(call, pid, flavor int, arg uint64, buf []byte) (int, error) {
 	for {
 		n, _, errno := unix.Syscall6(sysProcInfo, uintptr(call), uintptr(pid), uintptr(flavor), uintptr(arg),
@@ -209,7 +209,7 @@ func pidInfo(pid, flavor int, arg uint64, buf []byte) error {
 	return err
 }
 
-// unique is what is told of any process, also of another user's and of a zombie.
+// unique is what can be read of any process, also of another user's and of a zombie.
 type unique struct {
 	id, parent             uint64
 	version, parentVersion uint32
@@ -234,7 +234,7 @@ func readCoalition(pid int) (uint64, error) {
 	return binary.NativeEndian.Uint64(b[:]), err
 }
 
-// short is what is told of any process and can change.
+// short is what can be read of any process and can change.
 type short struct {
 	parent int
 	state  uint32
@@ -247,7 +247,7 @@ func readShort(pid int) (short, error) {
 }
 
 // runs reports whether a thread of a stopped process still runs: a fork that it was
-// in when it was stopped comes to its end. Of who may not be asked it is not known.
+// in when it was stopped comes to its end. Where that cannot be read it reports false.
 func runs(pid int) bool {
 	var b [sizeTask]byte
 	const running = 88 // the offset of the number of threads that run

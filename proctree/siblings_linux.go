@@ -105,9 +105,9 @@ func (t *subreaper) signalSibling(pid int, sig syscall.Signal) {
 	}
 }
 
-// resumeSiblings resumes siblings that were stopped: what they hold, or is about to fall to
-// them, would be nobody's to end. Looking consumes the notice, so that it does not come
-// again.
+// resumeSiblings resumes siblings that were stopped: nothing else would end what they hold,
+// or what is about to fall to them. The question consumes the notice, so that it does not
+// come again.
 func (t *subreaper) resumeSiblings() {
 	for range reapAtOnce { // one that is stopped again and again must not keep us
 		info, errno := waitFor(unix.P_ALL, 0, unix.WSTOPPED|unix.WNOHANG)

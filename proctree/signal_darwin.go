@@ -8,17 +8,17 @@ import (
 
 var errNotOurs = errors.New("not a process that may be signalled")
 
-// signalUnreaped sends sig to pid, a child that is not reaped.
-func signalUnreaped(pid int, sig syscall.Signal) error {
+// signalChild sends sig to pid, an unreaped child of this process.
+func signalChild(pid int, sig syscall.Signal) error {
 	if pid <= 1 || sig <= 0 {
 		panic("proctree: signal to a pid that is no single process, or no signal")
 	}
 	return syscall.Kill(pid, sig)
 }
 
-// signal reaches the process by its version. A system that cannot do that (before
-// macOS 14.2) is asked who it is first; a pid that is given away in the moment
-// between is then not noticed, for which all other pids have to be given out.
+// signal reaches the process by its version. Where the system cannot do that (before
+// macOS 14.2), it is first asked which process has the pid. A pid that is given away in the
+// moment between is then not noticed; for that all other pids have to be given out.
 func (p *processTable) signal(r *tableRow, sig syscall.Signal) error {
 	if r.PID <= 1 || r.PID == syscall.Getpid() {
 		return errNotOurs

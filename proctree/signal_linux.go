@@ -13,9 +13,9 @@ import (
 
 // This is the only file that sends signals. Three kinds of target are possible,
 // and none can be a stranger: a pidfd that was checked after it was opened; where
-// there is none, a child of ours that nobody but us reaps, so that its pid cannot be
-// given to anyone else; and a cgroup that was made for the tree. Nothing is ever sent
-// to a process group, or to a pid that means "everyone" or init.
+// there is none, a child that only this process reaps, so that its pid cannot be
+// given to another process; and a cgroup that was created for the tree. Nothing is ever sent
+// to a process group, or to a pid that means "all processes" or init.
 
 // errNotOurs refuses a pid that is not an unreaped child of this process.
 var errNotOurs = errors.New("not an unreaped child of this process")
@@ -34,7 +34,7 @@ var meanwhile = func(next string, pid int) {}
 
 // holdChild holds pid if it is a living child of ours. The pidfd comes first and the
 // question after it: if the pidfd's process still has its number when a signal is
-// sent, it has had it all the time, and was our child when the kernel said so. A list
+// sent, it has had it all the time, and was our child when the kernel was asked. A list
 // proves nothing: its numbers may be strangers' (it can be the /proc of another pid
 // namespace), and since Linux 7.1 a child can disappear without being reaped by us.
 // spare points to a descriptor that is given up where there is none left, and taken
@@ -68,8 +68,8 @@ func holdChild(pid int, spare *int) (m target, err error) {
 	return m, err
 }
 
-// send sends sig to m. kill is for where the kernel has no pidfds, or refuses them,
-// and for want of descriptors.
+// send sends sig to m: by its number where the kernel has no pidfds or refuses them, and
+// for want of descriptors.
 func (m *target) send(sig syscall.Signal) error {
 	if sig <= 0 {
 		panic("proctree: no signal")
@@ -115,10 +115,7 @@ func signalChild(pid int, sig syscall.Signal) error {
 	return m.send(sig)
 }
 
-// signalUnreaped sends sig to pid, a child that is not reaped.
-func signalUnreaped(pid int, sig syscall.Signal) error { return signalChild(pid, sig) }
-
-// kernelReaps: children that exit are gone at once: see setSIGCHLD.
+// kernelReaps means that children are gone as soon as they exit: see setSIGCHLD.
 var kernelReaps bool
 
 // exists reports whether m, dead or alive, still has its pid.
@@ -159,10 +156,10 @@ func pidfdOpen(pid int) (int, error) {
 	return int(fd), nil
 }
 
-// killGroup has the kernel send SIGKILL to all in a cgroup and in those below it,
-// and to whom they are forking. kill is its cgroup.kill. If that fails the next strike
+// killCgroup makes the kernel send SIGKILL to all processes in a cgroup and in those below
+// it, and to what they are forking. kill is its cgroup.kill. If that fails the next strike
 // tries again.
-func killGroup(kill int) bool {
+func killCgroup(kill int) bool {
 	if fault.At(fault.Write) != 0 {
 		return false
 	}

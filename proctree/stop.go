@@ -13,7 +13,7 @@ type Policy struct {
 	Stdin bool `json:"stdin"`
 }
 
-// Audience says who gets the polite signal.
+// Audience is the set of members that get the polite signal, and when.
 type Audience int
 
 const (
@@ -22,7 +22,7 @@ const (
 	// does not make it two, and one that does not forward it does not matter.
 	LeaderFirst Audience = iota
 	Everyone             // all members at once
-	LeaderOnly           // nobody else before SIGKILL
+	LeaderOnly           // the other members get SIGKILL alone
 )
 
 // Action is what the ladder asks for. The caller of Step carries it out.
@@ -46,7 +46,7 @@ const (
 // input the caller carries out what Step returns, and calls Step again not
 // later than Next. The zero value with a Policy has not begun.
 //
-// A second Stop never lengthens anything: it can only bring SIGKILL nearer.
+// A second stop never lengthens anything: it can only bring SIGKILL nearer.
 type Ladder struct {
 	Policy Policy
 
@@ -77,16 +77,16 @@ const (
 	rungOver
 )
 
-// Begun reports whether the ladder has begun, and when.
+// Begun returns when the ladder has begun; false if it has not.
 func (l *Ladder) Begun() (time.Time, bool) { return l.began, l.rung != rungNone }
 
 // Killing reports whether the kill phase has begun and is not over.
 func (l *Ladder) Killing() bool { return l.rung == rungKill && !l.empty }
 
-// LeaderGone tells the ladder that the leader has exited.
+// LeaderGone is to be called when the leader has exited.
 func (l *Ladder) LeaderGone() { l.leaderGone = true }
 
-// Empty tells the ladder that the tree is empty. It is over.
+// Empty is to be called when the tree is empty. It ends the ladder.
 func (l *Ladder) Empty() { l.empty = true }
 
 // Begin begins the ladder at now. If it has begun already, nothing changes.
@@ -145,7 +145,7 @@ func (l *Ladder) Step(now time.Time) []Action {
 	case rungSignal:
 		switch {
 		case !now.Before(l.rungEnd):
-			return l.kill(now) // too late to be polite to anybody
+			return l.kill(now) // too late to be polite
 		case !l.membersHad && l.Policy.Audience != LeaderOnly && (l.leaderGone || !now.Before(l.membersDue)):
 			l.membersHad = true
 			acts = append(acts, SignalMembers)
@@ -154,8 +154,8 @@ func (l *Ladder) Step(now time.Time) []Action {
 		switch late := now.Sub(l.rungEnd); {
 		case late < 0:
 		case late > stoodStill && !l.spared:
-			// The machine stood still, or gave us no turn: nor did what was struck
-			// have one to die.
+			// The machine stood still, or gave this process no turn. What was struck had
+			// no turn to die either.
 			l.spared, l.rungEnd = true, now.Add(afterStandstill)
 		default:
 			l.rung = rungOver

@@ -235,7 +235,7 @@ func (w *sweep) struck(pid int) bool {
 //
 // While a process is executing something its environment reads as empty, or
 // stops in the middle. So that it is not there is only believed if what was read
-// is as long as the kernel says that it is.
+// is as long as the kernel reports.
 func (w *sweep) carries(of *stat) verdict {
 	env, ok := w.whole(of, "/environ")
 	if !ok {
@@ -287,12 +287,12 @@ func (p *procfs) envSize(of, s *stat) (size int64, known bool) {
 // holder had made in it for the tree, or below that.
 func (w *sweep) sameCgroup(of *stat) bool {
 	content, ok := w.whole(of, "/cgroup")
-	return ok && (string(content) == w.Cgroup || string(withoutGroup(content, w.Group)) == w.Cgroup)
+	return ok && (string(content) == w.Cgroup || string(withoutCgroup(content, w.TreeCgroup)) == w.Cgroup)
 }
 
-// withoutGroup takes the group of that name, and what is below it, off the v2
+// withoutCgroup takes the group of that name, and what is below it, off the v2
 // path in the content of a cgroup file.
-func withoutGroup(content []byte, group string) []byte {
+func withoutCgroup(content []byte, group string) []byte {
 	const v2 = "0::/"
 	at := bytes.Index(content, []byte("\n"+v2)) + 1
 	if at == 0 && !bytes.HasPrefix(content, []byte(v2)) {

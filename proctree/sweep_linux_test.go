@@ -48,7 +48,7 @@ func ownCgroupFile(t *testing.T) string {
 func TestSweepIsHeldUp(t *testing.T) {
 	t.Parallel()
 	mark, _, cmd := marked(t, "sleep", tooLong)
-	w := newSweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), Group: "none", Since: time.Now().Add(-time.Second)})
+	w := newSweep(Lost{Mark: mark, Cgroup: ownCgroupFile(t), TreeCgroup: "none", Since: time.Now().Add(-time.Second)})
 	goOn, went := make(chan struct{}), make(chan struct{}, 1)
 	w.interrupted = func() bool { // as reading what the process has could do
 		<-goOn

@@ -152,9 +152,9 @@ func (t *tracked) Next() time.Time {
 
 // There are no cgroups.
 
-func (t *tracked) Prepare() bool     { return true }
-func (t *tracked) StrikeGroup() bool { return false }
-func (t *tracked) Close()            {}
+func (t *tracked) Prepare() bool      { return true }
+func (t *tracked) StrikeCgroup() bool { return false }
+func (t *tracked) Close()             {}
 
 func (t *tracked) Start(spec *Spec) {
 	t.start.begin(spec)
@@ -334,7 +334,7 @@ func (t *tracked) reapLeader(ev *Event) {
 
 func (t *tracked) Signal(sig syscall.Signal) {
 	if t.leader.pid != 0 && !t.leader.exited {
-		_ = signalUnreaped(t.leader.pid, sig)
+		_ = signalChild(t.leader.pid, sig)
 	}
 }
 
@@ -369,13 +369,13 @@ func (t *tracked) Terminate(sig syscall.Signal, to Recipients, until time.Time) 
 }
 
 func (t *tracked) terminateLeader(sig syscall.Signal) (reached int) {
-	if t.leader.pid == 0 || t.leader.exited || signalUnreaped(t.leader.pid, sig) != nil {
+	if t.leader.pid == 0 || t.leader.exited || signalChild(t.leader.pid, sig) != nil {
 		return 0
 	}
 	if r, err := t.table.row(t.leader.pid); err == nil {
 		t.ended.note(t.table, r, sig)
 	}
-	_ = signalUnreaped(t.leader.pid, syscall.SIGCONT)
+	_ = signalChild(t.leader.pid, syscall.SIGCONT)
 	return 1
 }
 
@@ -410,7 +410,7 @@ func (t *tracked) Strike(bool) (struck Struck) {
 	}
 	if t.scan(); t.tracker == nil {
 		if t.leader.pid != 0 && !t.leader.exited { // it cannot be read, and is ours all the same
-			_ = signalUnreaped(t.leader.pid, syscall.SIGKILL)
+			_ = signalChild(t.leader.pid, syscall.SIGKILL)
 		}
 		return struck
 	}

@@ -18,15 +18,15 @@ func (c *Client) Sweep(mark string, _ int, since, until time.Time) ([]outcome.En
 		c.guard.awaitEnd(ended)
 	}
 	if c.pid != 0 {
-		proctree.EndGroup(c.Group(), until)
+		proctree.EndCgroup(c.Group(), until)
 	}
-	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: c.Cgroup(), Group: c.Group(), Since: since}, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: c.Cgroup(), TreeCgroup: c.Group(), Since: since}, until)
 }
 
 // Sweep ends what carries the mark of an invocation whose caller and helpers are all lost;
 // group is what Client.Group returned. See proctree.Sweep.
 func Sweep(mark, cgroup, group string, since, until time.Time) ([]outcome.Ended, []outcome.Process) {
-	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: cgroup, Group: group, Since: since}, until)
+	return proctree.Sweep(proctree.Lost{Mark: mark, Cgroup: cgroup, TreeCgroup: group, Since: since}, until)
 }
 
-func groupName(pid int, id string) string { return proctree.GroupName(pid, id) }
+func groupName(pid int, id string) string { return proctree.CgroupName(pid, id) }

@@ -94,7 +94,7 @@ func serveGuard() (code int) {
 	for g.step() {
 	}
 	for _, s := range g.swept {
-		if s.report.Left && g.tree.EndGroup(s.group).Populated {
+		if s.report.Left && g.tree.EndCgroup(s.group).Populated {
 			return exitUnknown
 		}
 	}
@@ -211,7 +211,7 @@ func (g *guard) see(ev proctree.Event) (none bool) {
 	for _, pid := range ev.Siblings {
 		s := g.alive[pid]
 		delete(g.alive, pid)
-		g.tree.EndGroup(s.group)
+		g.tree.EndCgroup(s.group)
 		g.noteDeath(s)
 	}
 	return ev.Empty
@@ -228,7 +228,7 @@ func (g *guard) finishStart(pid int, startErr *proctree.StartError) {
 		s.dead, s.swept = true, true
 		delete(g.supervisors, s.id)
 	} else {
-		s.pid, s.group = pid, proctree.GroupName(pid, s.id)
+		s.pid, s.group = pid, proctree.CgroupName(pid, s.id)
 		g.alive[pid] = s
 		_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: pid}}) // a caller that is gone needs no supervisor
 	}
@@ -261,7 +261,7 @@ func (g *guard) sweep() {
 	tree := g.tree.Summary()
 	var waiting []*supervisor
 	for _, s := range g.fallen {
-		rest := g.tree.EndGroup(s.group) // it can be removed now
+		rest := g.tree.EndCgroup(s.group) // it can be removed now
 		if s.groupUntil.IsZero() {
 			s.groupUntil = time.Now().Add(groupLimit)
 		}
@@ -292,7 +292,7 @@ func (g *guard) answer() {
 		if !s.swept || s.calls > 0 {
 			return false
 		}
-		s.report.Left = s.report.Left && g.tree.EndGroup(s.group).Populated
+		s.report.Left = s.report.Left && g.tree.EndCgroup(s.group).Populated
 		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // a caller that stopped reading does not need it
 		unix.Close(q.socket)
 		return true

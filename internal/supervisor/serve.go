@@ -252,8 +252,8 @@ func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
 		Path: q.Path, Argv: q.Args, Env: q.Env, Dir: q.Dir,
 		Terminal: m.Terminal, IgnoreHangup: m.IgnoreHangup, IgnoreInterrupt: m.IgnoreInterrupt,
 		// What is left alive would keep the group from being removed.
-		NoGroup: m.NoCgroup || m.AfterExit == wire.AfterExitLeave,
-		Mark:    wire.Mark(m.ID), MarkPrefix: wire.MarkPrefix,
+		NoCgroup: m.NoCgroup || m.AfterExit == wire.AfterExitLeave,
+		Mark:     wire.Mark(m.ID), MarkPrefix: wire.MarkPrefix,
 	}}
 	top := 3
 	for _, n := range m.Numbers {
@@ -519,7 +519,7 @@ func (s *server) news(ev proctree.Event) {
 	}
 	if ev.Empty {
 		r.ladder.Empty()
-		group, now := s.tree.StrikeGroup(), time.Now()
+		group, now := s.tree.StrikeCgroup(), time.Now()
 		if r.groupEnd.IsZero() {
 			r.groupEnd = now.Add(groupLimit)
 		}

@@ -221,12 +221,12 @@ func (s *stubTree) SuspendedSiblings() (list []int) {
 	}
 	return list
 }
-func (s *stubTree) Prepare() bool                             { return true }
-func (s *stubTree) Close()                                    {}
-func (s *stubTree) StrikeGroup() bool                         { return false }
-func (s *stubTree) EndGroup(string) (rest proctree.GroupRest) { return rest }
-func (s *stubTree) SiblingDied(int) bool                      { return false }
-func (s *stubTree) Next() time.Time                           { return time.Time{} }
+func (s *stubTree) Prepare() bool                               { return true }
+func (s *stubTree) Close()                                      {}
+func (s *stubTree) StrikeCgroup() bool                          { return false }
+func (s *stubTree) EndCgroup(string) (rest proctree.CgroupRest) { return rest }
+func (s *stubTree) SiblingDied(int) bool                        { return false }
+func (s *stubTree) Next() time.Time                             { return time.Time{} }
 
 func (s *stubTree) EndSibling(pid int) {
 	if !s.siblings[pid] {
