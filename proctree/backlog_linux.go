@@ -52,7 +52,7 @@ const (
 // The kernel reaps until the children were the same for quiet. As long as it does, the
 // tree is looked at every silentEvery.
 const (
-	quiet        = 20 * time.Millisecond
+	quiet       = 20 * time.Millisecond
 	silentEvery = 2 * time.Millisecond
 )
 

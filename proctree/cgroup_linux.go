@@ -29,7 +29,7 @@ import (
 type cgroup struct {
 	base                     int // descriptor of our own cgroup's directory; -1: there is no cgroup
 	name                     string
-	dir, kill, events, procs int // descriptors of the cgroup's; -1: there is none
+	dir, kill, events, procs int  // descriptors of the cgroup's; -1: there is none
 	used                     bool // the leader was to be started in it
 	proven                   bool // a leader was started in one
 }
