@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 DURATION ?= 10m
 BENCHTIME ?= 1s
 
-.PHONY: help check fmt vet lint tidy test race stress soak cross bench fuzz interop
+.PHONY: help check fmt vet lint tidy test race stress soak cross bench fuzz interop module
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-8s %s\n", $$1, $$2 }'
@@ -47,6 +47,9 @@ soak: ## one caller that runs everything for DURATION, and a table of what was s
 
 interop: ## the MCP SDKs of others over sessions: a module of its own, which gets the SDK, and a package from npm
 	cd interop && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 -timeout 15m -v ./...
+
+module: ## change the module's path to MODULE, wherever it stands
+	$(GO) -C tools run ./module "$(MODULE)"
 
 cross: ## vet every package and its tests for the other systems (TARGETS)
 	@failed=; for target in $(TARGETS); do \

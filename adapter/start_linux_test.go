@@ -43,7 +43,17 @@ func newHost(t *testing.T, files map[string]string, flags ...string) *host {
 	h := &host{t.TempDir(), flags}
 	all := map[string]string{
 		"go.sum": string(sums),
-		"go.mod": fmt.Sprintf("module example.com/host\n\ngo 1.26\n\nrequire (\n\tcurfew v0.0.0\n\tgolang.org/x/sys %s\n)\n\nreplace curfew => %s\n", strings.TrimSpace(string(version)), root),
+		"go.mod": fmt.Sprintf(`module example.com/host
+
+go 1.26
+
+require (
+	curfew v0.0.0
+	golang.org/x/sys %s
+)
+
+replace curfew => %s
+`, strings.TrimSpace(string(version)), root),
 	}
 	for name, text := range files {
 		all[name] = text
