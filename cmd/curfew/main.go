@@ -7,15 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"curfew/fixtures"
 )
 
-// Every subcommand has a file of its own, which has the function that makes it.
+// newRootCommand makes the command. Each subcommand has a file of its own.
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "curfew",
@@ -55,37 +53,7 @@ func execute() int {
 	}
 }
 
-// exit is an exit code about which everything is said already.
+// exit is an exit code that needs no message: what there is to say was said before.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
-
-func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "curfew", version())
-			return err
-		},
-	}
-}
-
-// version is that of the module and, for a build from a checkout, the commit.
-func version() string {
-	v, commit := "(devel)", ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		if info.Main.Version != "" {
-			v = info.Main.Version
-		}
-		if v == "(devel)" {
-			for _, s := range info.Settings {
-				if s.Key == "vcs.revision" {
-					commit = " " + s.Value
-				}
-			}
-		}
-	}
-	return fmt.Sprintf("%s%s %s %s/%s", v, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-}

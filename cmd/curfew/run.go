@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 
 	"curfew/adapter"
 	"curfew/internal/supervisor"
-	"curfew/outcome"
 )
 
 // runFlags are the flags of curfew run.
@@ -193,7 +191,7 @@ func (f *runFlags) run(argv []string) int {
 	if term != nil {
 		term.close(time.Duration(f.drain))
 	}
-	v.tell(o)
+	v.sayOutcome(o)
 	code := exitCode(o, sigs.signal())
 	undelivered := func(err error) {
 		if err != nil {
@@ -297,70 +295,4 @@ func sameFile(a, b *os.File) bool {
 	}
 	other, err := b.Stat()
 	return err == nil && os.SameFile(one, other)
-}
-
-// tell says what the exit code does not: why the CLI could not be started, that
-// it was stopped, what was ended, and what is not known.
-func (v *voice) tell(o outcome.Outcome) {
-	switch {
-	case o.Err == nil:
-	case o.Status == outcome.StatusFailed && (o.Exit.Signal == 0 || quietDeath[o.Exit.Signal]) && !lost(o.Output.Stdout) && !lost(o.Output.Stderr):
-	case o.Status == outcome.StatusFailed && o.Exit.Signal == int(syscall.SIGPIPE) && errors.Is(o.Err, syscall.EPIPE):
-		// The reader of our output has had enough, and the CLI got to know.
-	default:
-		v.say("%v", o.Err)
-	}
-	c := o.Cleanup
-	if n := len(c.Ended) + c.EndedMore; n > 0 {
-		v.say("ended %s", list(n, c.Ended, func(e outcome.Ended) string {
-			return fmt.Sprintf("%s (%s)", processName(e.Process), outcome.SignalName(e.LastSignal))
-		}))
-	}
-	for _, s := range c.Survivors {
-		v.say("still alive: %s: %s", processName(s.Process), s.Reason)
-	}
-	if n := len(c.LeftAlive); n > 0 {
-		v.say("left alive %s", list(n, c.LeftAlive, processName))
-	}
-	if n := len(c.Suspects); n > 0 {
-		v.say("perhaps left, and not touched: %s", list(n, c.Suspects, processName))
-	}
-	if c.Result == outcome.CleanupUnverified {
-		v.say("it could not be verified that nothing is left")
-	}
-	for _, d := range c.TempDirs {
-		v.say("temporary directory %s: %s", d.Path, d.Error)
-	}
-	if c.JournalError != "" {
-		v.say("not in the journal: %s", c.JournalError)
-	}
-	if o.Output.DrainIncomplete {
-		v.say("the end of the output may be missing")
-	}
-}
-
-func lost(s outcome.Stream) bool { return s.WriteError != "" }
-
-// quietDeath are the signals that shells say nothing about either: Ctrl-C, and a
-// reader that has had enough.
-var quietDeath = map[int]bool{2: true, 13: true}
-
-func processName(p outcome.Process) string { return fmt.Sprintf("%q %d", p.Name, p.PID) }
-
-// list names some of n processes in a line.
-func list[T any](n int, some []T, name func(T) string) string {
-	const most = 6
-	var names []string
-	for _, p := range some[:min(len(some), most)] {
-		names = append(names, name(p))
-	}
-	plural := "es"
-	if n == 1 {
-		plural = ""
-	}
-	s := fmt.Sprintf("%d process%s: %s", n, plural, strings.Join(names, ", "))
-	if more := n - len(names); more > 0 {
-		s += fmt.Sprintf(" and %d more", more)
-	}
-	return s
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -153,26 +154,36 @@ const (
 // show runs one fixture and looks for what is left of it.
 func show(ctx context.Context, a *adapter.Adapter, exe, base string, f fixtures.Fixture) (s shown) {
 	s.fixture = f
-	fail := func(format string, args ...any) shown {
-		if s.problem == "" {
-			s.problem = fmt.Sprintf(format, args...)
-		}
-		return s
-	}
 	dir, err := os.MkdirTemp(base, f.Name+"-")
 	if err != nil {
-		return fail("%v", err)
+		s.problem = err.Error()
+		return s
 	}
 	p, err := fixtures.NewProbe(dir)
 	if err != nil {
-		return fail("%v", err)
+		s.problem = err.Error()
+		return s
 	}
 	defer p.Close()
+	for _, step := range []func() error{
+		func() error { return s.invoke(ctx, a, exe, p) },
+		s.checkOutcome,
+		func() error { return s.checkGone(p) },
+	} {
+		if err := step(); err != nil {
+			s.problem = err.Error()
+			return s
+		}
+	}
+	return s
+}
 
+// invoke runs the fixture, and stops it once it has come to life if it does not end by itself.
+func (s *shown) invoke(ctx context.Context, a *adapter.Adapter, exe string, p *fixtures.Probe) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped := make(chan time.Time, 1)
-	if !f.EndsByItself {
+	if !s.fixture.EndsByItself {
 		go func() {
 			alive, done := context.WithTimeout(ctx, aliveWithin)
 			defer done()
@@ -181,53 +192,58 @@ func show(ctx context.Context, a *adapter.Adapter, exe, base string, f fixtures.
 			cancel()
 		}()
 	}
-	c := adapter.Command{Path: exe, Args: fixtures.Args(f.Name, p.Options())}
+	c := adapter.Command{Path: exe, Args: fixtures.Args(s.fixture.Name, p.Options())}
 	c.Stop.Grace = 500 * time.Millisecond
-	var bound time.Duration
 	s.outcome, _ = a.Invoke(ctx, c)
 	now := time.Now()
-	bound = c.Stop.Bound()
 	select {
 	case at := <-stopped:
 		s.took = now.Sub(at)
-		if s.took > bound {
-			return fail("returned after %v, the bound is %v", s.took, bound)
+		if bound := c.Stop.Bound(); s.took > bound {
+			return fmt.Errorf("returned after %v, the bound is %v", s.took, bound)
 		}
 	default:
 		s.took = s.outcome.Elapsed
 	}
+	return nil
+}
 
-	o := s.outcome
+// checkOutcome returns an error if the outcome is not what the fixture is to have.
+func (s *shown) checkOutcome() error {
+	f, o := s.fixture, s.outcome
 	switch {
 	case f.EndsByItself && (o.Exit == nil || o.Exit.Code != f.ExitCode || o.Exit.AfterStop):
-		return fail("%v, want exit code %d", o.Err, f.ExitCode)
+		return fmt.Errorf("%v, want exit code %d", o.Err, f.ExitCode)
 	case !f.EndsByItself && !f.KillsParent && o.Status != outcome.StatusUnknown:
-		return fail("%s after a stop: %v", o.Status, o.Err)
+		return fmt.Errorf("%s after a stop: %v", o.Status, o.Err)
 	case o.Cleanup.HelperLost && !f.KillsParent:
-		return fail("the supervisor was lost: %v", o.Err)
+		return fmt.Errorf("the supervisor was lost: %v", o.Err)
 	case o.Cleanup.Result == outcome.CleanupSurvivors:
-		return fail("alive: %v", o.Cleanup.Survivors)
-	}
-	switch {
+		return fmt.Errorf("alive: %v", o.Cleanup.Survivors)
 	case o.Cleanup.Proof != outcome.ProofNone:
 		s.proofs = append(s.proofs, string(o.Cleanup.Proof))
 	case o.Cleanup.HelperLost:
 		s.proofs = append(s.proofs, "supervisor killed, tree swept")
 	}
-	if f.KeepsHeartbeat {
+	return nil
+}
+
+// checkGone returns an error if anything of the fixture is alive.
+func (s *shown) checkGone(p *fixtures.Probe) error {
+	if s.fixture.KeepsHeartbeat {
 		if p.Beats() == 0 {
-			return fail("it never had a heartbeat")
+			return errors.New("it never had a heartbeat")
 		}
 		if p.Beating(beatWithin) {
-			return fail("its heart still beats")
+			return errors.New("its heart still beats")
 		}
 		s.proofs = append(s.proofs, "heartbeat stopped")
 	}
-	if f.HoldsFIFO {
+	if s.fixture.HoldsFIFO {
 		if eof, err := p.FIFOEOF(aliveWithin); err != nil || !eof {
-			return fail("its FIFO is still held (%v)", err)
+			return fmt.Errorf("its FIFO is still held (%v)", err)
 		}
 		s.proofs = append(s.proofs, "FIFO at EOF")
 	}
-	return s
+	return nil
 }
