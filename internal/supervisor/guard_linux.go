@@ -59,16 +59,16 @@ type question struct {
 type supervisor struct {
 	id        string
 	pid       int    // 0 before its start
-	group     string // the name of its cgroup
+	cgroup    string // the name of its cgroup
 	suspended int    // how many times it was found suspended
 	dead      bool   // it has died; a tracer can keep it from being reaped
 	swept     bool   // nothing of what it held is left
 	calls     int    // how many calls for its duties have not returned
 	duties    *wire.Duties
-	// groupUntil is until when processes in its cgroup that are not our children may take
+	// cgroupUntil is until when processes in its cgroup that are not our children may take
 	// to end.
-	groupUntil time.Time
-	report     wire.Swept
+	cgroupUntil time.Time
+	report      wire.Swept
 }
 
 // keepSwept is for how many swept supervisors the guard remembers their reports. The caller
@@ -94,7 +94,7 @@ func serveGuard() (code int) {
 	for g.step() {
 	}
 	for _, s := range g.swept {
-		if s.report.Left && g.tree.EndCgroup(s.group).Populated {
+		if s.report.Left && g.tree.EndCgroup(s.cgroup).Populated {
 			return exitUnknown
 		}
 	}
@@ -211,7 +211,7 @@ func (g *guard) see(ev proctree.Event) (none bool) {
 	for _, pid := range ev.Siblings {
 		s := g.alive[pid]
 		delete(g.alive, pid)
-		g.tree.EndCgroup(s.group)
+		g.tree.EndCgroup(s.cgroup)
 		g.noteDeath(s)
 	}
 	return ev.Empty
@@ -228,7 +228,7 @@ func (g *guard) finishStart(pid int, startErr *proctree.StartError) {
 		s.dead, s.swept = true, true
 		delete(g.supervisors, s.id)
 	} else {
-		s.pid, s.group = pid, proctree.CgroupName(pid, s.id)
+		s.pid, s.cgroup = pid, proctree.CgroupName(pid, s.id)
 		g.alive[pid] = s
 		_ = wire.SendOn(order.socket, &wire.Message{Spawned: &wire.Spawned{PID: pid}}) // a caller that is gone needs no supervisor
 	}
@@ -261,11 +261,11 @@ func (g *guard) sweep() {
 	tree := g.tree.Summary()
 	var waiting []*supervisor
 	for _, s := range g.fallen {
-		rest := g.tree.EndCgroup(s.group) // it can be removed now
-		if s.groupUntil.IsZero() {
-			s.groupUntil = time.Now().Add(groupLimit)
+		rest := g.tree.EndCgroup(s.cgroup) // it can be removed now
+		if s.cgroupUntil.IsZero() {
+			s.cgroupUntil = time.Now().Add(cgroupLimit)
 		}
-		if rest.Populated && time.Now().Before(s.groupUntil) {
+		if rest.Populated && time.Now().Before(s.cgroupUntil) {
 			waiting = append(waiting, s)
 			continue
 		}
@@ -292,7 +292,7 @@ func (g *guard) answer() {
 		if !s.swept || s.calls > 0 {
 			return false
 		}
-		s.report.Left = s.report.Left && g.tree.EndCgroup(s.group).Populated
+		s.report.Left = s.report.Left && g.tree.EndCgroup(s.cgroup).Populated
 		_ = wire.SendOn(q.socket, &wire.Message{Swept: &s.report}) // a caller that stopped reading does not need it
 		unix.Close(q.socket)
 		return true

@@ -27,8 +27,8 @@ func init() {
 	roles["traces"] = tracesRole
 }
 
-// lostRun begins a CLI with a daemon below it on a supervisor of the pool, and
-// returns when both run. Whoever lives of them holds the pipe.
+// lostRun starts a CLI with a daemon below it on a supervisor of the pool, and returns when
+// both run. Each of them holds the pipe as long as it lives.
 func lostRun(t *testing.T, p *Pool) (h *Client, held *os.File) {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
@@ -87,8 +87,8 @@ func pidfd(t *testing.T, pid int) int {
 	return fd
 }
 
-// What a killed supervisor held is ended by the guard, which proves it, also
-// where the environment was wiped and the session is another.
+// The guard ends what a killed supervisor held, and proves it, also where a process has wiped
+// its environment and begun a session.
 func TestSupervisorIsKilled(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "suspended": syscall.SIGSTOP} {
@@ -110,8 +110,8 @@ func TestSupervisorIsKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = raw.Control(func(fd uintptr) {
-				// It must be at its end already, but for what the tests beside this one
-				// have forked and not executed yet.
+				// It must be at its end already, but for processes that tests beside this
+				// one have forked and not executed yet.
 				fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 				if n, err := unix.Poll(fds, 2000); n != 1 || fds[0].Revents != unix.POLLHUP {
 					t.Errorf("swept, and the pipe is held: %d, %v, %#x", n, err, fds[0].Revents)
@@ -154,8 +154,7 @@ func TestDismissedGuardAnswers(t *testing.T) {
 	p.Discard(other)
 }
 
-// A supervisor that somebody has suspended, while it serves or while it is idle,
-// is resumed by the guard at once.
+// The guard resumes a suspended supervisor at once, whether it serves or is idle.
 func TestSupervisorIsSuspended(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -191,8 +190,8 @@ func TestSupervisorIsSuspended(t *testing.T) {
 	}
 }
 
-// A guard that somebody has suspended is resumed when it is needed: for what a
-// lost supervisor held, and for the next supervisor.
+// A suspended guard is resumed when it is needed: for what a lost supervisor held, and for the
+// next supervisor.
 func TestGuardIsSuspended(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -226,7 +225,7 @@ func TestGuardIsSuspended(t *testing.T) {
 	p.Discard(h)
 }
 
-// Two that are lost at once are both swept, and their neighbour is not.
+// Of two supervisors that are lost at once both trees are ended; a third one is left alone.
 func TestTwoSupervisorsAreKilled(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -257,7 +256,7 @@ func TestTwoSupervisorsAreKilled(t *testing.T) {
 	p.Put(neighbour)
 }
 
-// A guard that is killed is replaced; what runs goes on.
+// A guard that is killed is replaced, and its supervisors keep running.
 func TestGuardIsKilled(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -304,8 +303,8 @@ func TestGuardIsKilled(t *testing.T) {
 	p.Discard(h)
 }
 
-// The supervisor of a guard that is lost is not used again, also when the guard
-// was let go of in the meantime: nobody would adopt what it leaves.
+// The supervisor of a lost guard is not used again, also when the pool has dropped the guard in
+// the meantime: no process would adopt what the supervisor leaves.
 func TestSupervisorOfALostGuardIsNotReused(t *testing.T) {
 	t.Parallel()
 	var p Pool
@@ -342,8 +341,8 @@ func TestSupervisorOfALostGuardIsNotReused(t *testing.T) {
 	}
 }
 
-// One that was killed while it was idle is not given out: its invocation would
-// not be started.
+// A supervisor that was killed while it was idle is not given out: its invocation would not be
+// started.
 func TestDeadIdleSupervisorIsNotReused(t *testing.T) {
 	t.Parallel()
 	for _, readyBefore := range []bool{false, true} {
@@ -356,8 +355,8 @@ func TestDeadIdleSupervisorIsNotReused(t *testing.T) {
 		if out, _, err := runOn(h, settings(), "echo", "first"); err != nil || out != "first\n" {
 			t.Fatalf("first: %q, %v", out, err)
 		}
-		// It says that it is ready after it has told of the end, and dies when
-		// that was heard, or most likely when it was said.
+		// It reports that it is ready after it has reported the end. It is killed when the
+		// caller has read that, or most likely after it was sent.
 		if !readyBefore {
 			time.Sleep(50 * time.Millisecond)
 		}
@@ -408,11 +407,11 @@ func TestManySupervisors(t *testing.T) {
 	}
 }
 
-// A helper that somebody traces cannot be heard of when it dies: its parent is not told
-// before the tracer lets go of it. What a supervisor has left is ended all the same, and
-// swept for if the guard cannot.
+// The death of a traced helper is not reported to its parent before the tracer detaches. The
+// guard ends what such a supervisor held all the same; if the guard is traced, the caller
+// sweeps.
 func TestHelperIsTraced(t *testing.T) {
-	needsRoot(t) // others cannot trace one
+	needsRoot(t) // other users cannot trace a helper
 	t.Parallel()
 	for _, traced := range []string{"supervisor", "guard"} {
 		t.Run(traced, func(t *testing.T) {
@@ -421,7 +420,7 @@ func TestHelperIsTraced(t *testing.T) {
 			defer p.Close()
 			env := append(os.Environ(), roleVar+"=traces", wire.Mark(settings().ID))
 			s := settings()
-			s.NoCgroup = true // that would end it without anybody's help
+			s.NoCgroup = true // a cgroup would end it without the guard
 			h, held := heldRun(t, &p, s, env, os.Args[0], traced)
 			h.Kill()
 			swept, err := h.Swept(time.Now().Add(patience))
@@ -441,8 +440,8 @@ func TestHelperIsTraced(t *testing.T) {
 	}
 }
 
-// tracesRole is a leader. A child of it in a session of its own, which does not die with
-// the supervisor, stops every thread of that, or of the guard, and holds it like that.
+// tracesRole is a leader. Its child, in a session of its own, does not die with the supervisor;
+// it stops every thread of the supervisor, or of the guard, and keeps them stopped.
 func tracesRole(args []string) error {
 	signal.Ignore(syscall.SIGTERM)
 	if len(args) == 2 {
@@ -485,10 +484,9 @@ func hold(process string) error {
 	return nil
 }
 
-// A caller is killed whose supervisor is suspended, and whose CLI suspends it
-// again and again: the guard sees to it that both end. So it does if it was suspended
-// itself, with a supervisor that is suspended or dead: the end of the caller wakes it,
-// and a supervisor too that has no guard any more.
+// A caller is killed while its CLI suspends its supervisor again and again: the guard ends
+// both. It does so too if it was suspended itself, with a supervisor that is suspended or dead:
+// the caller's end resumes it. The caller's end also resumes a supervisor whose guard is dead.
 func TestSuspendedSupervisorOfADeadCaller(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"again and again", "guard too", "guard, and the supervisor killed", "after the guard was killed"} {
@@ -598,8 +596,8 @@ func suspendsRole(args []string) error {
 	return err
 }
 
-// What the guard hears of a supervisor before it has seen that this is started is no
-// sign that it has died.
+// Duties that arrive before the guard has seen the start of their supervisor are kept: the
+// supervisor does not count as dead.
 func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	t.Parallel()
 	pair, err := wire.Socketpair()
@@ -627,19 +625,19 @@ func TestDutiesOfASupervisorThatIsBeingStarted(t *testing.T) {
 	if s := g.supervisors["1"]; s.dead || s.pid == 0 || s.duties == nil || g.calls.pending() {
 		t.Errorf("got %+v", s)
 	}
-	// Without an identity nothing is ever to be removed.
+	// A directory without an identity is never removed.
 	watch.Duties.TempDir.Ino = 0
 	if err := g.handle(&wire.Message{Watch: &watch}, nil, nil); !errors.Is(err, wire.ErrProtocol) {
 		t.Errorf("a directory that is known by its name alone: %v", err)
 	}
-	// The id is not given twice.
+	// No id is used twice.
 	if err := g.handle(&wire.Message{Spawn: &wire.Spawn{ID: "1"}}, nil, []int{pair[0]}); !errors.Is(err, wire.ErrProtocol) {
 		t.Errorf("an id that is used again: %v", err)
 	}
 }
 
 // A CLI that suspends its supervisor and the guard at once, or a supervisor without a guard,
-// and exits: its caller resumes them, and hears of the exit.
+// and exits: the caller resumes them, and gets the report of the exit.
 func TestHelpersAreSuspendedAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []bool{false, true} {

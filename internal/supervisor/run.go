@@ -28,7 +28,7 @@ import (
 //	killing     everything is struck until nothing is left       KillWait is over                           background
 //	background  the survivors are reported; striking goes on     -
 //	any above                                                    the tree is empty                          emptying
-//	emptying    processes in the tree's cgroup that are not      there is none, groupLimit is over          cleaning
+//	emptying    processes in the tree's cgroup that are not      there is none, cgroupLimit is over          cleaning
 //	            below us may take a moment to end
 //	cleaning    the temporary directory is removed               it is removed, or late                     reporting
 //	reporting   the report is written to the record and sent     it is sent                                 the run ends
@@ -80,7 +80,7 @@ type run struct {
 		next    time.Time // when to go on; zero: no other member gets the signal
 		readers time.Time // when those that others feed get it too; zero: they are no exception
 	}
-	groupUntil time.Time // in phaseEmptying
+	cgroupUntil time.Time // in phaseEmptying
 }
 
 // newRun starts the leader.
@@ -127,7 +127,7 @@ func (r *run) next() (at time.Time) {
 	case phaseStopping:
 		at = earlier(at, r.polite.next)
 	case phaseEmptying:
-		at = earlier(at, time.Now().Add(groupEvery))
+		at = earlier(at, time.Now().Add(cgroupEvery))
 	}
 	return earlier(at, r.tree.Next())
 }
@@ -414,11 +414,11 @@ func (r *run) giveUp() {
 	r.sendReport(outcome.CleanupSurvivors, outcome.ProofNone)
 }
 
-// groupLimit is how long processes in a cgroup may take to end when there is no child left:
-// they are where orphans do not come back from. groupEvery is how often they are looked at.
+// cgroupLimit is how long processes in a cgroup may take to end when there is no child left:
+// they are where orphans do not come back from. cgroupEvery is how often they are looked at.
 const (
-	groupLimit = 500 * time.Millisecond
-	groupEvery = 5 * time.Millisecond
+	cgroupLimit = 500 * time.Millisecond
+	cgroupEvery = 5 * time.Millisecond
 )
 
 // treeEmpty ends the processes in the tree's cgroup that cannot be found below us. The tree
@@ -427,11 +427,11 @@ func (r *run) treeEmpty(proof outcome.Proof) {
 	r.ladder.Empty()
 	r.phase = phaseEmptying
 	populated, now := r.tree.StrikeCgroup(), time.Now()
-	if r.groupUntil.IsZero() {
-		r.groupUntil = now.Add(groupLimit)
+	if r.cgroupUntil.IsZero() {
+		r.cgroupUntil = now.Add(cgroupLimit)
 	}
 	switch {
-	case populated && now.Before(r.groupUntil):
+	case populated && now.Before(r.cgroupUntil):
 	case populated, proof == outcome.ProofNone:
 		r.clean(outcome.CleanupUnverified, outcome.ProofNone)
 	default:

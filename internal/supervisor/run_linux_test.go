@@ -198,7 +198,7 @@ func (r *scriptedRun) happen(t *testing.T, events string) {
 		case "pause":
 			time.Sleep(runPause)
 		case "group-limit":
-			time.Sleep(groupLimit)
+			time.Sleep(cgroupLimit)
 		case "leave-limit":
 			time.Sleep(leaveLimit)
 		case "third":

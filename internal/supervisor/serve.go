@@ -22,15 +22,15 @@ type server struct {
 	loop
 	tree      proctree.Tree
 	nullFlags FileFlags // of null: each leader can change them
-	noFile    int       // our limit of open files when we began: see place
+	noFile    int       // our limit of open files at the start: see leaderFiles.place
 	state     State     // what leaders inherit
 	stateOK   bool      // state could be read
 
-	run     *run // nil while idle
-	served  int
-	unknown bool // it is not known whether reported survivors have ended
-	left    bool // processes are left alive by request: no other invocation is taken
-	drains  []int
+	run      *run  // nil while idle
+	served   int   // how many invocations
+	unknown  bool  // it is not known whether reported survivors have ended
+	treeLeft bool  // processes are left alive by request: no other invocation is taken
+	drains   []int // pipes to read to their end, as the last thing
 }
 
 // serve returns the exit code, which is not 0 if the supervisor cannot serve, or does not
@@ -80,7 +80,7 @@ func (s *server) open() (forking int, err error) {
 	return s.tree.ForkingThread(), nil
 }
 
-// emptyPipe returns what a leader can have as its stdin and find at its end.
+// emptyPipe returns a pipe that is at its end, as a stdin for leaders.
 func emptyPipe() (int, error) {
 	var p [2]int
 	if err := unix.Pipe(p[:]); err != nil {
@@ -90,8 +90,8 @@ func emptyPipe() (int, error) {
 	return p[0], unix.Close(p[1])
 }
 
-// exitUnknown is the exit code of a supervisor that does not know whether what it had
-// told of as alive has gone.
+// exitUnknown is the exit code of a helper that does not know whether all that it had to end
+// has ended.
 const exitUnknown = 1
 
 // step waits for the next thing to happen and handles it. It returns false when the
@@ -131,7 +131,7 @@ func (s *server) next() time.Time {
 	case s.run != nil:
 		return earlier(at, s.run.next())
 	case s.callerGone:
-		return earlier(at, time.Now().Add(lookEvery)) // whether a call is still to be stayed for
+		return earlier(at, time.Now().Add(lookEvery)) // until no call is worth staying for
 	}
 	return at
 }
@@ -174,7 +174,7 @@ func (s *server) handle(m *wire.Message, raw []byte, files []int) error {
 		}
 		return nil
 	case m.Drain != nil:
-		if s.run != nil || !s.left || m.Drain.Pipes != len(files) {
+		if s.run != nil || !s.treeLeft || m.Drain.Pipes != len(files) {
 			closeAll(files)
 			return fmt.Errorf("%w: %d pipes where no process is left that could write to them", wire.ErrProtocol, m.Drain.Pipes)
 		}
@@ -194,7 +194,7 @@ func (s *server) runOf(id string) *run {
 	return s.run
 }
 
-// refuse reports an invocation that cannot be begun.
+// refuse reports an invocation that cannot begin.
 func (s *server) refuse(errno syscall.Errno) {
 	s.send(&wire.Message{StartFailed: &wire.StartFailed{Op: outcome.OpExec, Errno: int(errno)}})
 	s.send(&wire.Message{Done: &wire.Done{NotExecuted: true, Cleanup: outcome.Cleanup{Result: outcome.CleanupEmpty, Proof: outcome.ProofNoChildren}}})
@@ -203,9 +203,9 @@ func (s *server) refuse(errno syscall.Errno) {
 
 // begin starts an invocation.
 func (s *server) begin(m *wire.Run, raw []byte, files []int) error {
-	if s.run != nil || s.callerGone || s.left {
-		// The one before can have been the last that we serve: then nothing would stop
-		// this one.
+	if s.run != nil || s.callerGone || s.treeLeft {
+		// The invocation before may have been our last one: then nothing would stop this
+		// one.
 		closeAll(files)
 		return fmt.Errorf("%w: an invocation where none can begin", wire.ErrProtocol)
 	}
@@ -225,7 +225,7 @@ func (s *server) endRun() {
 	r.files.close()
 	switch {
 	case r.result == outcome.CleanupLeft:
-		s.left = true // the caller may have pipes for us to drain
+		s.treeLeft = true // the caller may have pipes for us to drain
 	case r.gaveUp || r.result != outcome.CleanupEmpty || s.calls.pending():
 		s.unknown = r.gaveUp && r.result != outcome.CleanupEmpty
 		s.callerGone = true
@@ -234,12 +234,12 @@ func (s *server) endRun() {
 	}
 }
 
-// collectEvery is how many invocations share one run of the collector, which is
-// off otherwise.
+// collectEvery is how many invocations share one run of the garbage collector, which is off
+// otherwise.
 const collectEvery = 64
 
-// makeReady prepares for the next invocation, while nobody waits for us. A CLI
-// can renice its supervisor, or change its limits; then this one has served.
+// makeReady prepares for the next invocation, while nobody waits for us. A CLI can renice its
+// supervisor, or change its limits; such a supervisor takes no other invocation.
 func (s *server) makeReady() {
 	s.nullFlags.Restore(s.null)
 	if s.served++; s.served%collectEvery == 0 {
@@ -257,7 +257,7 @@ func (s *server) makeReady() {
 	s.send(&wire.Message{Ready: &struct{}{}})
 }
 
-// drain reads what is written to the pipes, until nobody can write to them any more.
+// drain reads what is written to the pipes, until no process can write to them any more.
 func drain(pipes []int) {
 	fds := make([]unix.PollFd, len(pipes))
 	for i, fd := range pipes {

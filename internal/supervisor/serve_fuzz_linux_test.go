@@ -23,12 +23,12 @@ import (
 	"curfew/proctree"
 )
 
-// The main loops of supervisor and guard are fed here, in this process, with
-// what a hostile caller could send. The tree that they hold starts nothing: it
-// checks what it is asked for.
+// These tests run the main loops of supervisor and guard in this process, and send them what a
+// hostile caller could send. The tree that the loops hold starts nothing: it checks the calls
+// that it gets.
 
-// stubTree stands for a proctree.Tree and a proctree.SiblingTree. What it is asked must be what the real
-// one takes: that one panics, or does worse, where this one complains.
+// stubTree is a proctree.Tree and a proctree.SiblingTree. It reports a call as an error where
+// a real tree would panic, or do worse.
 type stubTree struct {
 	t    *testing.T
 	news int // event descriptor
@@ -41,7 +41,7 @@ type stubTree struct {
 	spec     *proctree.Spec
 	starting bool
 	leader   bool
-	told     bool // the leader's exit was told
+	told     bool // the leader's exit was reported
 	exited   bool // the leader has exited
 	died     bool // nothing is left
 	started  int
@@ -61,7 +61,7 @@ const (
 	survivors                   // the leader ends when it is asked to, and the rest when killed
 	daemon                      // the leader ends at a signal, and the rest when killed
 	manners
-	// late: the helper hears nothing before all is said.
+	// late: the helper reads nothing before everything is sent.
 	late stubManner = 128
 )
 
@@ -175,13 +175,13 @@ func (s *stubTree) Reap() (ev proctree.Event) {
 
 func (s *stubTree) valid(sig syscall.Signal) {
 	if sig < 1 || sig > 64 {
-		s.t.Errorf("signal %d is sent, which is none", sig)
+		s.t.Errorf("%d is sent, which is not a signal", sig)
 	}
 }
 
 func (s *stubTree) Signal(sig syscall.Signal) {
 	s.valid(sig)
-	s.exited = s.exited || s.manner == daemon // which is seen when it is looked for
+	s.exited = s.exited || s.manner == daemon // which the next Collect reports
 }
 
 func (s *stubTree) Terminate(sig syscall.Signal, to proctree.Recipients, _ time.Time) (int, bool) {
@@ -230,12 +230,12 @@ func (s *stubTree) Next() time.Time                             { return time.Ti
 
 func (s *stubTree) EndSibling(pid int) {
 	if !s.siblings[pid] {
-		s.t.Errorf("%d is ended, which is no sibling", pid)
+		s.t.Errorf("%d is ended, which is not a sibling", pid)
 	}
 }
 
-// script is the input of a target, read as what a caller does: a byte says what
-// comes next, and more bytes say how.
+// script is the input of a fuzz target, read as what a caller does: one byte is the action, the
+// next ones are its details.
 type script struct {
 	b []byte
 }
@@ -258,7 +258,7 @@ func (s *script) take(n int) []byte {
 
 func pick[T any](s *script, from []T) T { return from[int(s.byte())%len(from)] }
 
-// What a message may have in it, and what not.
+// Values for the fields of a message, valid and invalid ones.
 var (
 	oddDurations = []time.Duration{0, time.Millisecond, 1, -1, time.Hour, math.MaxInt64, math.MinInt64, math.MaxInt64 / 2}
 	oddSignals   = []int{15, 9, 0, -1, 1, 64, 65, 128 + 15, 1e9, math.MinInt32, math.MaxInt64}
@@ -266,7 +266,7 @@ var (
 	oddNumbers   = []int{0, 1, 2, 3, 9, 63, -1, wire.MaxFileNumber - 1, wire.MaxFileNumber, math.MaxInt32, math.MaxInt64, math.MinInt64}
 	oddIDs       = []string{"test", "", "other", "\xff", strings.Repeat("x", 4096)}
 	oddCauses    = []outcome.Cause{outcome.CauseCanceled, "", outcome.CauseTimeout, "no such", "<\x00\xff>", outcome.Cause(strings.Repeat("<", wire.MaxJSON/8))}
-	// None of them is there, since a real helper would remove it.
+	// None of these exists, since a real helper would remove it.
 	oddSupervisors = []string{"s1", "s2", "s3", "", "s77", "../s1"}
 	oddDirs        = []*wire.TempDir{{Path: []byte("/no such directory/curfew-x"), Ino: 1}, {}, {Path: []byte("curfew-x"), Ino: 1}, {Path: []byte("/no such directory/x"), Ino: 1}}
 	oddWords       = []int{0, 1, 2, 3, -1, math.MaxInt64}
@@ -280,45 +280,45 @@ var (
 	oddSizes = []uint32{0, 1, 7, 255, 65536, wire.MaxJSON, wire.MaxJSON + 1, wire.MaxRaw, wire.MaxRaw + 1, 1 << 31, math.MaxUint32}
 )
 
-// What a caller in a script does.
+// The actions of a script.
 const (
 	doRaw  byte = iota // n, then n bytes as they are
 	doRun              // a run message
 	doStop             // a stop message
 	doSignal
 	doOther // a message of another kind
-	doJSON  // a frame with a JSON part that is not what it should be
+	doJSON  // a frame with a wrong JSON part
 	doHead  // the sizes of a frame alone
 	doSpawn
 	doLost
 	doWatch
 	doFiles  // n: descriptors with what comes next
-	doLinger // the loop gets to see what was sent before more comes
+	doLinger // the loop reads what was sent before more is sent
 	doEnd    // what was started ends
 	doFlood  // many of the last frame
 	does
 )
 
-// hostile is a caller that a script plays.
+// hostile is a caller that acts by a script.
 type hostile struct {
 	t    *testing.T
 	conn int
-	w    int // what is sent as a descriptor, always
+	w    int // the descriptor that is sent in every place of one
 	tree *stubTree
 
 	files   int
 	last    []byte
 	fds     int   // descriptors sent with the last frame
-	asks    []int // our ends of the sockets for answers
-	spawns  []int // and of those of supervisors
+	asks    []int // our ends of the sockets for the guard's answers
+	spawns  []int // our ends of the sockets of supervisors
 	spawned int
 	full    bool
-	// patience is how long the helper may leave a full socket alone, in ms.
+	// patience is how long the helper may take to read from a full socket, in ms.
 	patience int
 }
 
-// send sends b with the descriptors that are due. A socket that is full, or
-// closed, is enough.
+// send sends b with the descriptors that are due. It stops at a socket that stays full or is
+// closed.
 func (h *hostile) send(b []byte, files []int) {
 	for range h.files {
 		files = append(files, h.w)
@@ -350,7 +350,7 @@ func (h *hostile) send(b []byte, files []int) {
 	}
 }
 
-// newSupervisor returns an id that was not used before, but for the fourth.
+// newSupervisor returns a new id; every fourth time it returns a used one.
 func (h *hostile) newSupervisor() string {
 	h.spawned++
 	return fmt.Sprint("s", h.spawned-h.spawned/4)
@@ -371,7 +371,7 @@ func (h *hostile) say(m *wire.Message, raw []byte) {
 	}
 }
 
-// removed stands for the removal of a directory, which must be one of ours.
+// removed returns a stub for the removal of a directory, which must be one of ours.
 func removed(t *testing.T) func(*wire.TempDir) error {
 	return func(d *wire.TempDir) error {
 		if err := d.Check(); err != nil {
@@ -381,7 +381,7 @@ func removed(t *testing.T) func(*wire.TempDir) error {
 	}
 }
 
-// written stands for the writing of an end.
+// written is a stub for writing the end of a record.
 func written(id string, _ *wire.Done) error {
 	if id != "test" {
 		return errors.New("no such record")
@@ -389,8 +389,7 @@ func written(id string, _ *wire.Done) error {
 	return nil
 }
 
-// runFrom is a run message as the script has it. It is a good one if all its
-// bytes are 0.
+// runFrom reads a run message from the script. It is a valid one if all its bytes are 0.
 func runFrom(s *script) (*wire.Run, []byte) {
 	r := &wire.Run{}
 	r.ID, r.Signal, r.Timeout, r.StdinGrace, r.Grace = pick(s, oddIDs), pick(s, oddSignals), pick(s, oddDurations), pick(s, oddDurations), pick(s, oddDurations)
@@ -425,7 +424,7 @@ func runFrom(s *script) (*wire.Run, []byte) {
 	return r, raw
 }
 
-// play does what the script says.
+// play executes the script.
 func (h *hostile) play(s *script) {
 	for steps := 0; len(s.b) > 0 && steps < 64 && !h.full; steps++ {
 		switch s.byte() % does {
@@ -456,8 +455,8 @@ func (h *hostile) play(s *script) {
 			h.send(binary.BigEndian.AppendUint32(b, pick(s, oddSizes)), nil)
 		case doSpawn:
 			b, _ := wire.Encode(&wire.Message{Spawn: &wire.Spawn{ID: h.newSupervisor()}}, nil)
-			// With what is no socket, which is not for a real guard: should it take
-			// that, it would start this test program with all its tests.
+			// A pipe in place of a socket. This is not for a real guard: if it accepted
+			// the pipe, it would start this test program with all its tests.
 			if s.byte()%4 == 3 && h.tree != nil {
 				h.send(b, []int{h.w, h.w, h.w})
 				break
@@ -491,7 +490,7 @@ func (h *hostile) play(s *script) {
 		case doFlood:
 			b, n := h.last, h.fds
 			if h.tree == nil && bytes.Contains(b, []byte("spawn")) {
-				break // see there
+				break // see doSpawn
 			}
 			for range int(s.byte()) {
 				h.files = n
@@ -501,16 +500,16 @@ func (h *hostile) play(s *script) {
 	}
 }
 
-// fedLoop is a helper's main loop that feed plays to.
+// fedLoop is the main loop of a helper, for feed.
 type fedLoop struct {
 	step  func() bool
-	gone  func() bool // the caller is, as the loop knows it
+	gone  func() bool // the loop knows that the caller is gone
 	conn  *wire.Conn
 	check func(t *testing.T)
 }
 
-// feed has a caller that plays the script talk to a helper's loop, until that
-// has ended, and returns what the helper said.
+// feed runs a helper's loop to its end, against a caller that executes the script, and returns
+// what the helper sent.
 func feed(t *testing.T, tree *stubTree, begin func(control int) fedLoop, input []byte) (said []*wire.Message, whole bool, asks [][]*wire.Message) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -535,18 +534,18 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) fedLoop, input [
 		for l.step() {
 			l.check(t)
 			if l.gone() {
-				// What the ladder does to whom is tested elsewhere.
+				// The stop itself is tested elsewhere.
 				tree.ends.Store(true)
 				tree.wake()
 			}
 		}
-		// What it has not read is closed.
+		// Descriptors that it has not read are closed.
 		_ = unix.Shutdown(pair[1], unix.SHUT_RD)
 		for l.conn.Fill() == nil {
 		}
 		unix.Close(pair[1])
 	}()
-	// What it says is heard at once: a caller that does not read is another test.
+	// What it sends is read at once: a caller that does not read is another test.
 	heard := make(chan struct{})
 	go func() {
 		defer close(heard)
@@ -577,7 +576,7 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) fedLoop, input [
 	}
 	for _, fd := range h.spawns {
 		if m, _ := hearAll(t, fd); len(m) > 1 || len(m) == 1 && m[0].Failed == nil && m[0].Spawned == nil {
-			t.Errorf("a supervisor that does not exist says %+v", m)
+			t.Errorf("a supervisor that does not exist sends %+v", m)
 		}
 		unix.Close(fd)
 	}
@@ -585,18 +584,18 @@ func feed(t *testing.T, tree *stubTree, begin func(control int) fedLoop, input [
 	return said, whole, asks
 }
 
-// hearAll reads messages to the end; whole says that they end with one.
+// hearAll reads messages to the end of the socket; whole reports that the last one is complete.
 func hearAll(t *testing.T, fd int) (said []*wire.Message, whole bool) {
 	conn := wire.NewHelperConn(fd)
 	for {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 {
-			t.Error("no end of what the helper says")
+			t.Error("the helper does not close its socket")
 			return said, false
 		}
 		switch err := conn.Fill(); {
 		case errors.Is(err, wire.ErrProtocol):
-			t.Errorf("the helper itself sends what is no message: %v", err)
+			t.Errorf("the helper itself sends something that is not a message: %v", err)
 			return said, false
 		case err != nil && err != wire.ErrEmpty:
 			return said, err == io.EOF
@@ -615,7 +614,7 @@ func hearAll(t *testing.T, fd int) (said []*wire.Message, whole bool) {
 	}
 }
 
-// words is what was said as a string, a letter for each message.
+// words returns the messages as a string, a letter for each.
 func words(t *testing.T, said []*wire.Message) string {
 	var b strings.Builder
 	for _, m := range said {
@@ -641,12 +640,12 @@ func words(t *testing.T, said []*wire.Message) string {
 	return b.String()
 }
 
-// orderly checks what a supervisor said: for each invocation at most one of each
-// word, in their order, its report before the next begins, and a complaint last.
-// The list of letters is read from its beginning by a table of what may follow.
+// orderly checks the messages of a supervisor: for each invocation at most one of each kind, in
+// their order; its report before the next invocation begins; a refusal last. A table has what
+// may follow each message.
 func orderly(said string) error {
-	// A stop can be acknowledged before the start is told; a report can come
-	// without a start where the ladder gave up.
+	// A stop can be acknowledged before the start is reported; a report can come without a
+	// start where the ladder gave up.
 	after := map[byte]string{0: "SNTDF", 'S': "TEDF", 'N': "TDF", 'T': "SNEDF", 'E': "TDF", 'D': "RF", 'R': "SNTDF", 'F': ""}
 	last := byte(0)
 	seen := map[byte]bool{}
@@ -682,7 +681,7 @@ func stubServer(tree *stubTree, control, null int) *server {
 	return s
 }
 
-// FuzzServer plays hostile callers against a supervisor's main loop.
+// FuzzServer runs a supervisor's main loop against hostile callers.
 func FuzzServer(f *testing.F) {
 	for _, seed := range serverSeeds() {
 		f.Add(byte(seed.manner), seed.script)
@@ -716,11 +715,11 @@ type serverSeed struct {
 	name   string
 	manner stubManner
 	script []byte
-	// fails: the helper's last word is a complaint.
+	// fails: the helper's last message is a refusal.
 	fails bool
 }
 
-// good is the bytes of a run message that can be served.
+// good returns the script of a run message that can be served.
 func good(change ...func(b []byte)) []byte {
 	//          ID sig  time std  grace kill  ling aud  after flags nums args len args env raw, files, less
 	b := []byte{0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -732,7 +731,7 @@ func good(change ...func(b []byte)) []byte {
 
 func set(i int, v byte) func([]byte) { return func(b []byte) { b[i] = v } }
 
-// The places in what good returns.
+// The offsets of fields in what good changes.
 const (
 	atSignal, atTimeout, atStdin, atGrace, atKill, atLinger, atAudience, atAfter, atFlags = 1, 2, 3, 4, 5, 6, 7, 8, 9
 	atArgs, atEnv, atRaw, atFiles                                                         = 13, 14, 15, 16
@@ -811,7 +810,7 @@ func serverSeeds() []serverSeed {
 	return seeds
 }
 
-// Each script that breaks the protocol is answered with a complaint.
+// Each script that breaks the protocol is answered with a refusal.
 func TestServerComplains(t *testing.T) {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -829,7 +828,7 @@ func TestServerComplains(t *testing.T) {
 				return fedLoop{s.step, tree.gone, s.conn, func(*testing.T) {}}
 			}, seed.script)
 			if spoken := words(t, said); !strings.Contains(spoken, "F") {
-				t.Errorf("it says %q, and does not complain", spoken)
+				t.Errorf("it sends %q, and no refusal", spoken)
 			}
 		})
 	}
@@ -849,7 +848,7 @@ func guardSeeds() (all [][]byte) {
 	return all
 }
 
-// FuzzGuard plays hostile callers against a guard's main loop.
+// FuzzGuard runs a guard's main loop against hostile callers.
 func FuzzGuard(f *testing.F) {
 	for _, all := range guardSeeds() {
 		for m := range manners {
@@ -871,7 +870,7 @@ func FuzzGuard(f *testing.F) {
 			g.tree, g.root = tree, null
 			return fedLoop{g.step, func() bool { return g.callerGone }, g.conn, func(t *testing.T) {
 				if len(g.swept) > keepSwept || len(g.supervisors) != len(g.swept)+len(g.alive)+len(g.fallen)+len(g.orders) {
-					t.Errorf("%d supervisors are remembered: %d that are gone, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.alive), len(g.fallen), len(g.orders))
+					t.Errorf("%d supervisors are remembered: %d swept, %d alive, %d fallen and %d not started", len(g.supervisors), len(g.swept), len(g.alive), len(g.fallen), len(g.orders))
 				}
 			}}
 		}, input)
@@ -895,8 +894,8 @@ func FuzzGuard(f *testing.F) {
 	})
 }
 
-// A message that does not go out whole is the last one: the next would be taken
-// for its rest. The caller finds the end of the socket, and so does the loop.
+// A message that cannot be sent whole is the last one: the next would be read as its rest. Both
+// the caller and the loop find the socket at its end.
 func TestCallerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -915,7 +914,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 	}
 	s.send(&wire.Message{Started: &wire.Started{}})
 	if !s.hangUp {
-		t.Fatal("the message is taken for sent")
+		t.Fatal("the message counts as sent")
 	}
 	got, buf := 0, make([]byte, 64<<10)
 	for got < filled {
@@ -928,7 +927,7 @@ func TestCallerThatDoesNotRead(t *testing.T) {
 	s.send(&wire.Message{Ready: &struct{}{}})
 	fds := []unix.PollFd{{Fd: int32(pair[0]), Events: unix.POLLIN}, {Fd: int32(pair[1]), Events: unix.POLLIN}}
 	if wait(fds, time.Now().Add(patience)); fds[0].Revents == 0 || fds[1].Revents == 0 {
-		t.Error("the socket goes on")
+		t.Error("the socket is not at its end")
 	}
 	if n, err := unix.Read(pair[0], buf); n != 0 || err != nil {
 		t.Errorf("%d bytes more, %v", n, err)
