@@ -21,10 +21,10 @@ type helper struct {
 	stderr *startStderr // nil: not kept
 	origin origin
 	guard  *guardClient // of a supervisor: its parent; nil if we are
-	drains bool         // it stays for the pipes of what it has left alive
+	drains bool         // it stays until the processes that it has left alive close their pipes
 }
 
-// origin is what a helper has inherited, and what it passes on to its CLIs.
+// origin is what a helper has inherited, and passes on to its CLIs.
 type origin struct {
 	state  State
 	known  bool // state could be read on both sides
@@ -56,9 +56,9 @@ func (h *helper) Interrupt(at time.Time) { h.conn.SetReadDeadline(at) }
 // up, or is closed.
 func (h *helper) Pending() bool { return h.conn.Readable() }
 
-// Close lets go of the helper: an idle one ends, one with survivors goes on without us.
-// Close waits for its end for at most limit, so that no zombie of ours stays, and reports
-// whether it has ended. The guard reaps its children.
+// Close closes the socket: an idle helper ends, one with survivors goes on without us. Close waits
+// for the helper's end for at most limit, so that no zombie of ours stays, and reports whether it
+// has ended. The guard reaps its children itself.
 func (h *helper) Close(limit time.Duration) bool {
 	h.conn.Close()
 	return h.awaitReaped(limit)
@@ -152,9 +152,9 @@ func (c *Client) Signal(id string, sig syscall.Signal) error {
 	return c.conn.Send(&wire.Message{Signal: &wire.Signal{ID: id, Signal: int(sig)}})
 }
 
-// Drain makes the supervisor, which has left processes alive, read on from pipes that they
-// may write to, until no process has these open any more. Then the supervisor ends; nobody
-// waits for it.
+// Drain makes the supervisor, which has left processes alive, read on from pipes that they may
+// write to, until no process has these open any more. Then the supervisor ends. Nothing waits for
+// that.
 func (c *Client) Drain(pipes []int) error {
 	err := c.conn.Send(&wire.Message{Drain: &wire.Drain{Pipes: len(pipes)}}, pipes...)
 	c.drains = err == nil
@@ -170,9 +170,9 @@ func (c *Client) Group() string { return groupName(c.pid, c.id) }
 // Cgroup returns the content of the supervisor's /proc/PID/cgroup, when it was started.
 func (c *Client) Cgroup() string { return c.origin.cgroup }
 
-// Watch tells the guard which duties are left, should the supervisor die, of the invocation
-// that it is about to take; nil when that is over. If the message cannot be sent the guard
-// is lost: then the caller sees to the duties, or Recover does.
+// Watch sends the guard the duties that are left if the supervisor dies during the invocation that
+// it is about to take; nil when that invocation is over. If the message cannot be sent the guard is
+// lost: then the caller does the duties, or Recover does.
 func (c *Client) Watch(d *wire.Duties) {
 	if c.guard != nil {
 		_ = c.guard.conn.Send(&wire.Message{Watch: &wire.Watch{ID: c.id, Duties: d}})
@@ -217,9 +217,9 @@ func (c *Client) Swept(until time.Time) (*wire.Swept, error) {
 	return m.Swept, nil
 }
 
-// Gone waits until nothing is left of what a supervisor held that was let go of with
-// survivors, at most until the given time, and reports whether that is known: the supervisor
-// ends when its tree is empty, and its guard knows it for sure.
+// Gone waits until nothing is left of what the supervisor held, after it was discarded with
+// survivors, at most until the given time. It reports whether that is known: the supervisor ends
+// when its tree is empty, and the guard can prove it.
 func (c *Client) Gone(until time.Time) bool {
 	c.awaitEnd(until)
 	if !c.ended() {
@@ -228,7 +228,7 @@ func (c *Client) Gone(until time.Time) bool {
 	if swept, err := c.Swept(until); err == nil {
 		return !swept.Left
 	}
-	// One that was let go of ends when it has no child, and its exit code tells.
+	// Without an answer, the exit code shows whether the tree became empty.
 	if c.guard == nil {
 		return c.exitedClean()
 	}
@@ -257,10 +257,10 @@ const (
 	suspendedFor = 10
 )
 
-// await waits for what the guard does: it calls receive with a time limit again and again,
-// until receive returns another error than that the limit has passed, or until has come. In
-// between it wakes the guard, since the trees of its supervisors fall to it. A guard that
-// does not stay awake is lost.
+// await waits for something that the guard does: it calls receive with a time limit again and again,
+// until receive returns another error than that the limit has passed, or until has come. In between
+// it wakes the guard, to which the trees of its supervisors fall. A guard that does not stay awake
+// is lost.
 func (g *guardClient) await(until time.Time, receive func(look time.Time) error) error {
 	asleep := 0
 	return patiently(until, receive, func() error {

@@ -26,16 +26,6 @@ type process struct {
 	exit  *unix.WaitStatus // nil: not ended, or not known
 }
 
-// withPidfd calls do with the pidfd, which stays open meanwhile.
-func (p *process) withPidfd(do func(pidfd int) error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.pidfd < 0 {
-		return unix.ESRCH
-	}
-	return do(p.pidfd)
-}
-
 func (p *process) dropPidfd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,6 +18,16 @@ type identity struct{}
 
 func identify(int) identity { return identity{} }
 
+// withPidfd calls do with the pidfd, which stays open meanwhile.
+func (p *process) withPidfd(do func(pidfd int) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pidfd < 0 {
+		return unix.ESRCH
+	}
+	return do(p.pidfd)
+}
+
 // Kill ends the process itself. It is for a helper that does not answer: nothing holds then
 // what that helper held.
 func (p *process) Kill() {

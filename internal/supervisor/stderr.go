@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// startStderr keeps the last of what a helper writes to its stderr until it is taken over. A
-// helper that is has /dev/null instead. A nil startStderr keeps nothing.
+// startStderr keeps the end of what a helper writes to its stderr while it starts. Once it serves,
+// its stderr is /dev/null. A nil startStderr keeps nothing.
 type startStderr struct {
 	pipe *os.File
 	last []byte
@@ -21,12 +21,12 @@ type startStderr struct {
 // keptStderr is how many bytes are kept.
 const keptStderr = 1 << 10
 
-// stacksBegin is what the Go runtime writes between the reason why it ends a process, such as
-// that it cannot start a thread, and many lines that tell less.
+// stacksBegin is what the Go runtime writes after its reason for ending a process, such as that it
+// cannot start a thread, and before many lines of stacks.
 var stacksBegin = [][]byte{[]byte("\nSIGABRT: abort\n"), []byte("\n\ngoroutine "), []byte("\n\nruntime stack:")}
 
-// keepStderr returns what keeps it, and what is to be the helper's stderr; nil if there is no
-// pipe to be had.
+// keepStderr returns a startStderr and the pipe that is to be the helper's stderr; both are nil if
+// no pipe can be made.
 func keepStderr() (*startStderr, *os.File) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *startStderr) keep() {
 		for _, begin := range stacksBegin {
 			if i := bytes.Index(s.last, begin); i >= 0 && err == nil {
 				s.last = s.last[:i]
-				_, _ = io.Copy(io.Discard, s.pipe) // the helper must not wait for us
+				_, _ = io.Copy(io.Discard, s.pipe) // a full pipe would block the helper
 				return
 			}
 		}
@@ -57,7 +57,7 @@ func (s *startStderr) keep() {
 	}
 }
 
-// close ends the keeping. A second close does nothing.
+// close closes the pipe. A second close does nothing.
 func (s *startStderr) close() {
 	if s != nil {
 		_ = s.pipe.Close()
@@ -65,8 +65,8 @@ func (s *startStderr) close() {
 	}
 }
 
-// quoted returns what was kept, for an error message. A process that the helper has left can
-// hold the pipe: quoted does not wait for that one.
+// quoted returns what was kept, for an error message. It does not wait for a process that the
+// helper has left behind and that has the pipe open.
 func (s *startStderr) quoted() string {
 	if s == nil {
 		return ""

@@ -200,11 +200,24 @@ func FuzzRequest(f *testing.F) {
 		if _, err := r.Request(raw, fds[1:]); err == nil {
 			t.Error("taken with a descriptor too few")
 		}
-		// A raw part that was made from strings is always accepted.
+		// A request that was encoded comes out as it went in.
 		list := strings.SplitN(string(raw), "\x00", 8)
-		m := &Run{Settings: Settings{Policy: proctree.Policy{Signal: 15}}, Args: len(list), Env: len(list)}
-		if q, err := m.Request(runRaw("x", list, list), fds[:1]); err != nil || q.Path != "x" || !slices.Equal(q.Args, list) || !slices.Equal(q.Env, list) {
-			t.Errorf("%q came back as %+v, %v", list, q, err)
+		want := &Request{Settings: Settings{Policy: proctree.Policy{Signal: 15}}, Path: "x", Args: list, Env: list, Dir: fds[0], Files: []int{}}
+		b, err := want.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := inbox{}
+		if err := in.add(b, fds[:1]); err != nil {
+			t.Fatal(err)
+		}
+		m, raw, files, err := in.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.Run.Request(raw, files)
+		if d := cmp.Diff(want, got); d != "" || err != nil {
+			t.Errorf("%v (-want +got):\n%s", err, d)
 		}
 	})
 }
