@@ -40,11 +40,7 @@ func exitOf(pid int) *outcome.Exit {
 	if err != nil || k.Proc.P_stat != stateZombie {
 		return nil
 	}
-	status := syscall.WaitStatus(k.Proc.P_xstat)
-	if status.Signaled() {
-		return &outcome.Exit{Code: -1, Signal: int(status.Signal()), CoreDumped: status.CoreDump()}
-	}
-	return &outcome.Exit{Code: status.ExitStatus()}
+	return exitFrom(syscall.WaitStatus(k.Proc.P_xstat))
 }
 
 // What wait4 awaits, and the unit in which it reports the memory used.

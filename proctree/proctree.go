@@ -43,10 +43,10 @@ type Options struct {
 // after another.
 //
 // All methods are for the one goroutine that opened the tree, which stays locked to
-// its thread. None blocks for longer than a look at the process table takes, and those
-// that look at many processes return early when Options.Interrupted reports true.
-// Between Start and the Event with StartDone, only FD, Next, Collect, StartProgress,
-// Strike, Reap, Survivors and Summary may be called.
+// its thread. None waits for a process. Those that look at many processes return early
+// when Options.Interrupted reports true. During a start, between Start and the Event with
+// StartDone, there is no member yet: Prepare, Signal, Terminate, Holds, Members,
+// StrikeCgroup and Start must not be called then.
 type Tree interface {
 	Children
 
@@ -54,8 +54,8 @@ type Tree interface {
 	// reports; -1 if there is no such descriptor. FD reports the same a moment later.
 	LeaderFD() int
 	// Prepare does what the next leader needs and what takes time. It is for when no
-	// request waits. It reports whether this tree can take another leader; if not, it
-	// must be closed. Nothing of the leader before may be alive.
+	// request waits, and takes at most 0.5 s. It reports whether this tree can take another
+	// leader; if not, it must be closed. Nothing of the leader before may be alive.
 	Prepare() bool
 	// StartProgress reports what is known of a start that is under way.
 	StartProgress() StartProgress
@@ -83,7 +83,8 @@ type Tree interface {
 	StrikeCgroup() (populated bool)
 	// Disown gives up all that is left, for good: the system adopts and reaps it.
 	Disown()
-	// Close releases what Prepare made. The process is expected to end soon after it.
+	// Close releases what Prepare made, which takes at most 0.5 s. The process is expected
+	// to end soon after it.
 	Close()
 }
 

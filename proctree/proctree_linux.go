@@ -424,9 +424,7 @@ func (t *subreaper) reaped(ev *Event, pid int, status syscall.WaitStatus, used *
 		t.siblings.gone(pid, ev)
 		return
 	}
-	t.usage.User += time.Duration(used.Utime.Nano())
-	t.usage.System += time.Duration(used.Stime.Nano())
-	t.usage.MaxRSSBytes = max(t.usage.MaxRSSBytes, used.Maxrss<<10)
+	addUsage(&t.usage, used)
 	if pid == t.leader.pid {
 		t.leaderGone()
 		ev.Exit = exitFrom(status)
@@ -436,13 +434,6 @@ func (t *subreaper) reaped(ev *Event, pid int, status syscall.WaitStatus, used *
 func (t *subreaper) leaderGone() {
 	t.leader.pid = 0
 	t.leader.closeFD()
-}
-
-func exitFrom(status syscall.WaitStatus) *outcome.Exit {
-	if status.Exited() {
-		return &outcome.Exit{Code: status.ExitStatus()}
-	}
-	return &outcome.Exit{Code: -1, Signal: int(status.Signal()), CoreDumped: status.CoreDump()}
 }
 
 func (t *subreaper) Signal(sig syscall.Signal) {
@@ -777,7 +768,7 @@ func (k *kin) release(m *target) {
 	}
 }
 
-// Disown ends being a subreaper: what is orphaned from now on falls to others.
+// Disown ends being a subreaper: orphans fall to other processes from now on.
 func (t *subreaper) Disown() {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) // it cannot fail
 	disown()

@@ -3,12 +3,13 @@
 package proctree
 
 import (
+	"syscall"
 	"time"
 
 	"curfew/outcome"
 )
 
-// What this package offers on both systems beside the methods of a tree.
+// What both systems share beside the methods of a tree.
 
 // Open prepares this process to hold a tree. The calling goroutine must be locked to the
 // main thread, which never ends. The process must have no children.
@@ -33,6 +34,19 @@ func FileName(fd int) string { return fileName(fd) }
 
 // Suspended reports whether a process is stopped, by a signal or by a tracer.
 func Suspended(pid int) bool { return suspended(pid) }
+
+func exitFrom(status syscall.WaitStatus) *outcome.Exit {
+	if status.Exited() {
+		return &outcome.Exit{Code: status.ExitStatus()}
+	}
+	return &outcome.Exit{Code: -1, Signal: int(status.Signal()), CoreDumped: status.CoreDump()}
+}
+
+func addUsage(sum *outcome.Usage, used *syscall.Rusage) {
+	sum.User += time.Duration(used.Utime.Nano())
+	sum.System += time.Duration(used.Stime.Nano())
+	sum.MaxRSSBytes = max(sum.MaxRSSBytes, used.Maxrss*rssUnit)
+}
 
 // Describe returns m in the form of an outcome.
 func (m Member) Describe() outcome.Process {

@@ -320,9 +320,7 @@ func (t *tracked) reapLeader(ev *Event) {
 	if pid, err := sys.Wait4(t.leader.pid, &status, syscall.WNOHANG|waitAll, &used); err == nil && pid != t.leader.pid {
 		return // not yet; the next scan tries again
 	}
-	t.usage = outcome.Usage{
-		User: time.Duration(used.Utime.Nano()), System: time.Duration(used.Stime.Nano()), MaxRSSBytes: used.Maxrss * rssUnit,
-	}
+	addUsage(&t.usage, &used)
 	t.suspects = t.tracker.suspected()
 	t.frozen.clear()
 	t.tracker, t.leader.pid = nil, 0
