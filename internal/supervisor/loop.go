@@ -69,7 +69,9 @@ func (l *loop) start(role string, openTree func() (forking int, err error)) (sta
 	}
 	state, err = readState(forking)
 	known = err == nil
-	l.hangUp = hello(l.conn, state, known) != nil
+	if hello(l.conn, state, known) != nil {
+		l.stopSending()
+	}
 	shortenSlice(forking, &state)
 	return state, known, release, nil
 }
@@ -208,9 +210,13 @@ func (l *loop) callerWaits() bool {
 
 // send sends m to the caller. A caller that stops reading is treated as gone.
 func (l *loop) send(m *wire.Message) {
-	if l.callerGone || l.hangUp || l.conn.Send(m) == nil {
-		return
+	if !l.callerGone && !l.hangUp && l.conn.Send(m) != nil {
+		l.stopSending()
 	}
+}
+
+// stopSending makes the next step find the caller gone.
+func (l *loop) stopSending() {
 	l.hangUp = true
 	_ = unix.Shutdown(l.control, unix.SHUT_RDWR) // so that the next await returns at once
 }

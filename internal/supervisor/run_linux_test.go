@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -330,17 +331,19 @@ func TestRunReports(t *testing.T) {
 		"left":                                        {leave, "executed exit written", want{"SED", "", "ended", outcome.CleanupLeft, "", func(d *wire.Done) bool { return len(d.Cleanup.LeftAlive) == 1 && len(d.Cleanup.TempDirs) == 1 }}},
 		"the list of what is left takes long":         {leave, "crowd executed exit leave-limit written", want{"SED", "", "ended", outcome.CleanupLeft, "", nil}},
 		"a stop while it is listed":                   {leave, "crowd executed exit stop written", want{"SETD", "", "ended", outcome.CleanupLeft, "", nil}},
-		"nothing is left of what is stopped":          {leave, "executed stop exit kill empty removed written", want{"STED", "leader others", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, nil}},
-		"the whole tree is awaited":                   {wait, "executed exit held empty removed written", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
-		"a stop while the rest is awaited":            {wait, "executed exit stop empty removed written", want{"SETD", "others", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, nil}},
-		"the timeout is for all that is awaited":      {wait, "executed exit timeout empty removed written", want{"SETD", "others", "ended", outcome.CleanupEmpty, outcome.CauseTimeout, nil}},
-		"suspects":                                    {nil, "executed exit+suspects written", want{"SED", "", "ended", outcome.CleanupUnverified, "", func(d *wire.Done) bool { return d.Cleanup.Proof == outcome.ProofNone && len(d.Cleanup.TempDirs) == 1 }}},
-		"the cgroup is not empty":                     {nil, "executed populated+exit+empty group-limit written", want{"SED", "", "ended", outcome.CleanupUnverified, "", nil}},
-		"the cgroup becomes empty":                    {nil, "executed populated+exit+empty vacated removed written", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
-		"the directory is kept":                       {nil, "executed exit+empty kept written", want{"SED", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return d.Cleanup.TempDirs[0].Error == "busy" }}},
-		"the removal hangs":                           {nil, "executed exit+empty remove-limit written", want{"SED", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return strings.Contains(d.Cleanup.TempDirs[0].Error, "goes on") }}},
-		"the record hangs":                            {nil, "executed exit+empty removed stop write-limit", want{"SETD", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return d.Cleanup.JournalError == errLate.Error() }}},
-		"a stop after the report":                     {nil, "executed exit+empty removed written stop", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
+		"nothing is left of what is stopped": {leave, "executed stop exit kill empty removed written", want{"STED", "leader others", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, func(d *wire.Done) bool {
+			return slices.ContainsFunc(d.Cleanup.Steps, func(s outcome.Step) bool { return s.Name == outcome.StepKill })
+		}}},
+		"the whole tree is awaited":              {wait, "executed exit held empty removed written", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
+		"a stop while the rest is awaited":       {wait, "executed exit stop empty removed written", want{"SETD", "others", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, nil}},
+		"the timeout is for all that is awaited": {wait, "executed exit timeout empty removed written", want{"SETD", "others", "ended", outcome.CleanupEmpty, outcome.CauseTimeout, nil}},
+		"suspects":                               {nil, "executed exit+suspects written", want{"SED", "", "ended", outcome.CleanupUnverified, "", func(d *wire.Done) bool { return d.Cleanup.Proof == outcome.ProofNone && len(d.Cleanup.TempDirs) == 1 }}},
+		"the cgroup is not empty":                {nil, "executed populated+exit+empty group-limit written", want{"SED", "", "ended", outcome.CleanupUnverified, "", nil}},
+		"the cgroup becomes empty":               {nil, "executed populated+exit+empty vacated removed written", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
+		"the directory is kept":                  {nil, "executed exit+empty kept written", want{"SED", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return d.Cleanup.TempDirs[0].Error == "busy" }}},
+		"the removal hangs":                      {nil, "executed exit+empty remove-limit written", want{"SED", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return strings.Contains(d.Cleanup.TempDirs[0].Error, "goes on") }}},
+		"the record hangs":                       {nil, "executed exit+empty removed stop write-limit", want{"SETD", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return d.Cleanup.JournalError == errLate.Error() }}},
+		"a stop after the report":                {nil, "executed exit+empty removed written stop", want{"SED", "", "ended", outcome.CleanupEmpty, "", nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got want
