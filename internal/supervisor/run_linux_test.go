@@ -183,6 +183,8 @@ func (r *scriptedRun) happen(t *testing.T, events string) {
 			r.stop(&wire.StopRequest{Cause: outcome.CauseCanceled})
 		case "kill":
 			r.stop(&wire.StopRequest{Cause: outcome.CauseCanceled, Kill: true})
+		case "other-stop":
+			r.stop(&wire.StopRequest{Cause: outcome.CauseShutdown})
 		case "lost":
 			r.loop.callerGone = true
 			r.stop(&wire.StopRequest{Cause: outcome.CauseHostLost})
@@ -216,8 +218,16 @@ func (r *scriptedRun) happen(t *testing.T, events string) {
 	r.step()
 	r.loop.calls.finish()
 	r.descriptors()
-	if next := r.next(); !next.IsZero() && !next.After(time.Now()) && !r.tree.more {
+	next := r.next()
+	if !next.IsZero() && !next.After(time.Now()) && !r.tree.more {
 		t.Errorf("after %s, %s, the loop would spin", events, r.state())
+	}
+	limit := runPause
+	if r.phase == phaseEmptying {
+		limit = cgroupEvery
+	}
+	if r.phase > phaseRunning && r.phase < phaseCleaning && (next.IsZero() || next.After(time.Now().Add(limit))) {
+		t.Errorf("after %s, %s, the next step is at %v", events, r.state(), next)
 	}
 	for {
 		err := r.caller.Fill()
@@ -326,11 +336,15 @@ func TestRunReports(t *testing.T) {
 		"survivors": {nil, "executed kill pause written exit stop empty removed", want{"STD", "", "ended", outcome.CleanupSurvivors, outcome.CauseCanceled, func(d *wire.Done) bool {
 			return len(d.Cleanup.Survivors) == 1 && d.Exit == nil && len(d.Cleanup.TempDirs) == 1
 		}}},
-		"survivors that end before they are reported": {nil, "executed kill pause exit+empty kept stop written", want{"STD", "", "ended", outcome.CleanupSurvivors, outcome.CauseCanceled, func(d *wire.Done) bool { return len(d.Cleanup.TempDirs) == 1 }}},
-		"a start that cannot be ended":                {nil, "kill ruled-out+pause written", want{"TD", "", "background", outcome.CleanupSurvivors, outcome.CauseCanceled, func(d *wire.Done) bool { return d.NotExecuted }}},
-		"left":                                        {leave, "executed exit written", want{"SED", "", "ended", outcome.CleanupLeft, "", func(d *wire.Done) bool { return len(d.Cleanup.LeftAlive) == 1 && len(d.Cleanup.TempDirs) == 1 }}},
-		"the list of what is left takes long":         {leave, "crowd executed exit leave-limit written", want{"SED", "", "ended", outcome.CleanupLeft, "", nil}},
-		"a stop while it is listed":                   {leave, "crowd executed exit stop written", want{"SETD", "", "ended", outcome.CleanupLeft, "", nil}},
+		"survivors that end before they are reported":       {nil, "executed kill pause exit+empty kept stop written", want{"STD", "", "ended", outcome.CleanupSurvivors, outcome.CauseCanceled, func(d *wire.Done) bool { return len(d.Cleanup.TempDirs) == 1 }}},
+		"a start that cannot be ended":                      {nil, "kill ruled-out+pause written", want{"TD", "", "background", outcome.CleanupSurvivors, outcome.CauseCanceled, func(d *wire.Done) bool { return d.NotExecuted }}},
+		"a stop after survivors of leftovers were reported": {nil, "executed exit pause pause stop written", want{"SED", "feeders", "background", outcome.CleanupSurvivors, "", nil}},
+		"the first cause counts":                            {wait, "executed stop other-stop exit+empty removed written", want{"STED", "leader", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, nil}},
+		"the timeout comes when nothing was executed":       {nil, "failed+empty timeout removed written", want{"ND", "", "ended", outcome.CleanupEmpty, "", nil}},
+		"a kill while the cgroup is not empty":              {nil, "executed populated+exit+empty kill vacated removed written", want{"SETD", "", "ended", outcome.CleanupEmpty, "", func(d *wire.Done) bool { return len(d.Cleanup.Steps) == 0 }}},
+		"left":                                              {leave, "executed exit written", want{"SED", "", "ended", outcome.CleanupLeft, "", func(d *wire.Done) bool { return len(d.Cleanup.LeftAlive) == 1 && len(d.Cleanup.TempDirs) == 1 }}},
+		"the list of what is left takes long":               {leave, "crowd executed exit leave-limit written", want{"SED", "", "ended", outcome.CleanupLeft, "", nil}},
+		"a stop while it is listed":                         {leave, "crowd executed exit stop written", want{"SETD", "", "ended", outcome.CleanupLeft, "", nil}},
 		"nothing is left of what is stopped": {leave, "executed stop exit kill empty removed written", want{"STED", "leader others", "ended", outcome.CleanupEmpty, outcome.CauseCanceled, func(d *wire.Done) bool {
 			return slices.ContainsFunc(d.Cleanup.Steps, func(s outcome.Step) bool { return s.Name == outcome.StepKill })
 		}}},
