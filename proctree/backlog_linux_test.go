@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"curfew/internal/sys"
 )
 
 func init() {
@@ -206,7 +208,7 @@ func TestSiblingsVanish(t *testing.T) { inTree(t, "siblings vanish") }
 
 func siblingsVanishRole([]string) error {
 	runtime.LockOSThread()
-	Survive()
+	sys.Survive()
 	tree, err := openSubreaper(Options{}, true)
 	if err != nil {
 		return err

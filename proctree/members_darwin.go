@@ -42,8 +42,3 @@ func startedAt(start uint64) time.Time {
 	}
 	return time.UnixMicro(int64(start))
 }
-
-func suspended(pid int) bool {
-	k, err := kinfo(pid)
-	return err == nil && k.Proc.P_stat == stateStopped
-}

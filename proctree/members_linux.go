@@ -181,18 +181,3 @@ func startTime(boot time.Time, ticks uint64) time.Time {
 	}
 	return boot.Add(time.Duration(ticks) * tick).Truncate(tick)
 }
-
-func suspended(pid int) bool {
-	var p procfs
-	p.open()
-	defer sys.RawClose(p.fd)
-	return p.suspended(pid)
-}
-
-// Dead reports whether a process is a zombie, all its threads included.
-func Dead(pid int) bool {
-	var p procfs
-	p.open()
-	defer sys.RawClose(p.fd)
-	return p.dead(pid)
-}

@@ -187,7 +187,7 @@ func (t *subreaper) second(ready chan<- struct{}) {
 // third is the third thread.
 func (t *threads) third() {
 	runtime.LockOSThread()
-	ShortenSlice(0)
+	sys.ShortenSlice(0)
 	for {
 		awaitOrder(t.exits)
 		t.awaitExit(unix.WEXITED | unix.WSTOPPED)

@@ -116,7 +116,7 @@ type held struct {
 
 func hold() (*held, error) {
 	runtime.LockOSThread()
-	Survive()
+	sys.Survive()
 	time.Sleep(time.Nanosecond) // as the supervisor does: the runtime opens what it needs for timers
 	t, err := openSubreaper(Options{ID: "test"}, false)
 	return &held{subreaper: t}, err

@@ -41,9 +41,3 @@ func signalVersion(pid int, version uint32, sig syscall.Signal) error {
 	_, err := procInfo(callSignalToken, 0, int(sig), 0, token[:])
 	return err
 }
-
-// Kill sends SIGKILL to the process, and to no other. syscall.ESRCH means that it is gone.
-func (i Identity) Kill() error { return newProcessTable(marking{}).signal(&i.row, syscall.SIGKILL) }
-
-// Resume sends SIGCONT in the same way.
-func (i Identity) Resume() error { return newProcessTable(marking{}).signal(&i.row, syscall.SIGCONT) }

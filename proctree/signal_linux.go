@@ -185,18 +185,3 @@ func (p *processTable) signal(r *tableRow, sig syscall.Signal) error {
 	}
 	return signalPidfd(fd, sig)
 }
-
-// KillPidfd sends SIGKILL to the process that fd, a pidfd, stands for. It is
-// for a caller that ends a helper of its own.
-func KillPidfd(fd int) error { return signalPidfd(fd, syscall.SIGKILL) }
-
-// ProbePidfd returns an error if that process does not have its pid any more.
-func ProbePidfd(fd int) error {
-	if !unreaped(fd) {
-		return unix.ESRCH
-	}
-	return nil
-}
-
-// ResumePidfd sends SIGCONT to it in the same way.
-func ResumePidfd(fd int) error { return signalPidfd(fd, syscall.SIGCONT) }

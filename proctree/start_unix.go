@@ -3,7 +3,6 @@
 package proctree
 
 import (
-	"os"
 	"os/signal"
 	"sync/atomic"
 	"syscall"
@@ -33,8 +32,8 @@ func (s *start) begin(spec *Spec) {
 	s.spec, s.pid, s.err = spec, 0, nil
 	s.underWay, s.struck = true, false
 	s.canceled.Store(false)
-	disposition(syscall.SIGHUP, spec.IgnoreHangup)
-	disposition(syscall.SIGINT, spec.IgnoreInterrupt)
+	sys.SetIgnored(syscall.SIGHUP, spec.IgnoreHangup)
+	sys.SetIgnored(syscall.SIGINT, spec.IgnoreInterrupt)
 }
 
 // strike makes sure that a strike on what was forked for the start ends it.
@@ -97,25 +96,6 @@ func forkExec(spec *Spec, attr *syscall.ProcAttr) (int, error) {
 		return 0, errno
 	}
 	return syscall.ForkExec(spec.Path, spec.Argv, attr)
-}
-
-// caught gets the signals that this process survives. It is never read.
-var caught = make(chan os.Signal, 1)
-
-// Survive makes the process outlive the signals that a CLI, or a person at a terminal,
-// may send it. They are caught, not ignored: the leader would inherit that.
-func Survive() {
-	signal.Notify(caught, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
-}
-
-func disposition(sig os.Signal, ignore bool) {
-	switch {
-	case ignore == signal.Ignored(sig):
-	case ignore:
-		signal.Ignore(sig)
-	default:
-		signal.Notify(caught, sig)
-	}
 }
 
 // disown makes the system reap our children from now on.

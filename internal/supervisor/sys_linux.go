@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"curfew/internal/journal"
+	"curfew/internal/sys"
 	"curfew/internal/wire"
 	"curfew/proctree"
 )
@@ -40,7 +41,7 @@ func openTree(interrupted func() bool) (proctree.Tree, error) {
 // thread that leaders inherit from. What changes with it goes into state, to be compared
 // with later.
 func shortenSlice(forking int, state *State) {
-	proctree.ShortenSlice(forking)
+	sys.ShortenSlice(forking)
 	state[stSched] = scheduling(forking)
 }
 

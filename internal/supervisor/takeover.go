@@ -15,7 +15,6 @@ import (
 
 	"curfew/internal/sys"
 	"curfew/internal/wire"
-	"curfew/proctree"
 )
 
 // exitRefused is the exit code of a helper that does not serve. It must never go on as the
@@ -84,7 +83,7 @@ func prepareHelper() error {
 	}
 	beResumedBy(wire.ControlFD)
 	runtime.GOMAXPROCS(2)
-	proctree.Survive()
+	sys.Survive()
 	// The runtime opens what it needs for timers at the first one, and aborts if it cannot. A
 	// CLI can use up the descriptors later.
 	time.Sleep(time.Nanosecond)
