@@ -56,11 +56,12 @@ func TestFaults(t *testing.T) {
 		errnos    []syscall.Errno
 		window    string // "": for ever
 		tolerated bool
+		flags     []string // of curfew run
 	}
 	var all []faults
 	every := func(who []string, call string, errnos []syscall.Errno, once, always bool) {
 		for _, who := range who {
-			all = append(all, faults{who, call, errnos, "@1+1", once}, faults{who, call, errnos, "@3+2", once}, faults{who, call, errnos, "", always})
+			all = append(all, faults{who, call, errnos, "@1+1", once, nil}, faults{who, call, errnos, "@3+2", once, nil}, faults{who, call, errnos, "", always, nil})
 		}
 	}
 	helpers, supervisor, anyone := []string{"supervisor", "guard"}, []string{"supervisor"}, []string{"supervisor", "guard", "caller"}
@@ -91,7 +92,17 @@ func TestFaults(t *testing.T) {
 	every([]string{"caller"}, "socketpair", shortage, honest, honest)
 	for _, call := range []string{"open", "openat", "read", "pread", "getdents", "write", "waitid", "wait4", "poll", "sendmsg", "recvmsg"} {
 		for _, who := range anyone { // EINTR comes and goes
-			all = append(all, faults{who, call, no(syscall.EINTR), "@1+3", tolerated}, faults{who, call, no(syscall.EINTR), "@5+20", tolerated})
+			all = append(all, faults{who, call, no(syscall.EINTR), "@1+3", tolerated, nil}, faults{who, call, no(syscall.EINTR), "@5+20", tolerated, nil})
+		}
+	}
+	// The journal and the temporary directory: what is not written or removed, the outcome says.
+	keeps := []string{"--state-dir", "state", "--temp-dir"}
+	for _, call := range []string{"mkdir", "fstat", "fsync", "rename", "fcntl", "flock", "unlinkat", "rmdir"} {
+		for _, who := range anyone {
+			for _, errno := range no(syscall.EINTR, syscall.EIO, syscall.ENOSPC) {
+				all = append(all, faults{who, call, no(errno), "@1+2", errno == syscall.EINTR, keeps})
+			}
+			all = append(all, faults{who, call, no(syscall.EIO), "", honest, keeps})
 		}
 	}
 
@@ -110,7 +121,9 @@ func TestFaults(t *testing.T) {
 			}
 			spec := fmt.Sprintf("%s/%s=%d%s", f.who, f.call, errno, f.window)
 			refuses := f.call == "kill" && f.window == ""
-			work = append(work, func() { t.Run(spec, func(t *testing.T) { survivesFault(t, exe, spec, f.tolerated, refuses) }) })
+			work = append(work, func() {
+				t.Run(spec, func(t *testing.T) { survivesFault(t, exe, spec, f.tolerated, refuses, f.flags...) })
+			})
 		}
 	}
 	for seed := range seeds {
@@ -183,7 +196,7 @@ func running(exe string) (list []string) {
 
 // survivesFault runs a CLI with a daemon below it until its timeout. refuses: no
 // signal is ever sent, so that the tree ends by itself.
-func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool) {
+func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flags ...string) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -193,9 +206,10 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool) {
 	ran := filepath.Join(dir, "ran")
 	const script = `trap "" TERM; echo >"$0"; setsid sleep 12 & echo ready >&3; sleep 12`
 	stop := adapter.StopPolicy{Grace: 100 * time.Millisecond, KillWait: 2 * time.Second}
-	cmd := exec.Command(exe, "run", "-g", stop.Grace.String(), "--kill-wait", stop.KillWait.String(), "--report", "report", "--", "sh", "-c", script, ran)
+	args := append([]string{"run", "-g", stop.Grace.String(), "--kill-wait", stop.KillWait.String(), "--report", "report"}, flags...)
+	cmd := exec.Command(exe, append(args, "--", "sh", "-c", script, ran)...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CURFEW_FAULTS="+spec)
+	cmd.Env = append(os.Environ(), "CURFEW_FAULTS="+spec, "TMPDIR="+dir)
 	cmd.ExtraFiles = []*os.File{w}
 	// It is told to stop when its tree stands, which it may never do.
 	cmd.WaitDelay = soon
