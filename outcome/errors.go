@@ -22,9 +22,9 @@ var (
 	ErrNotStarted = errors.New("not started")
 )
 
-// ExitError says that the CLI failed by itself. It is the error of the status
-// StatusFailed and of no other: an exit that was seen after a stop began is evidence
-// in the Outcome and not an ExitError.
+// ExitError says that the CLI failed by itself. It is the error of StatusFailed and of no
+// other status: an exit that was seen after a stop began is evidence in the Outcome and not
+// an ExitError.
 type ExitError struct {
 	Program string // as the caller named it
 	Exit    Exit
@@ -32,7 +32,7 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return text.Prefix(e.Program) + e.Exit.String() }
 
-// CopyError says that a Reader or Writer of the caller's failed, so that the CLI did
+// CopyError says that a Reader or Writer of the caller's failed: the CLI did
 // not get all of its input, or the caller did not get all of the output. errors.Is
 // and errors.As find the Reader's or Writer's own error in it.
 type CopyError struct {
@@ -42,8 +42,8 @@ type CopyError struct {
 
 func (e *CopyError) Error() string { return "incomplete " + e.Stream + ": " + text.Line(e.Err.Error()) }
 
-// Unwrap returns what errors.Is and errors.As find Err's own errors in. They do not find
-// the verdict on another invocation in it, if Err is the error of one.
+// Unwrap returns Err, in which errors.Is and errors.As do not find the verdict on another
+// invocation, should Err be the error of one.
 func (e *CopyError) Unwrap() error { return withoutVerdict(e.Err) }
 
 // What a StartError's Op can be, where the message depends on it.
@@ -59,10 +59,9 @@ const (
 type StartError struct {
 	Op   string // what failed: OpLookUp, OpChdir, OpExec, or another verb
 	Path string // what it was done to, as the caller gave it
-	// Interpreter is the interpreter that the file at Path names, as its first
-	// line has it, if it is known. With it, "no such file" and "no permission"
-	// from OpExec are about the interpreter. Set it only for a Path that is
-	// there and is executable.
+	// Interpreter is the interpreter that the first line of the file at Path names, if
+	// it is known. With it, "no such file" and "no permission" from OpExec are about
+	// the interpreter. It is set only for a Path that exists and is executable.
 	Interpreter string
 	Err         error
 }
@@ -86,8 +85,8 @@ func (e *StartError) Error() string {
 // Is reports true for ErrNotStarted.
 func (e *StartError) Is(target error) bool { return target == ErrNotStarted }
 
-// Unwrap returns Err, or what stands for it if that is the error of another invocation,
-// whose verdict is not found in this one.
+// Unwrap returns Err, in which errors.Is and errors.As do not find the verdict on another
+// invocation, should Err be the error of one.
 func (e *StartError) Unwrap() error { return withoutVerdict(e.Err) }
 
 // explain returns the cause in words and what the user can do about it on the
@@ -117,7 +116,7 @@ func (e *StartError) explain(goos string) (what, advice string) {
 	return text.Line(err.Error()), ""
 }
 
-// explanations are in order: the first that fits counts. An empty op stands for all.
+// explanations are in order: the first one that fits counts. An empty op fits every Op.
 var explanations = []struct {
 	op           string
 	err          error
@@ -180,14 +179,13 @@ func (e *StartError) explainTooLong(goos string) (what, advice string) {
 	return what, limit + "pass large input on stdin or in a file"
 }
 
-// foreign is an error that came from outside: the cause of a context, or the error of a
-// Reader or Writer. It can be the error of another invocation, or hold one. What that
-// says of the other invocation must not be taken for what happened to this one: a
-// program that was executed would be "not started". Everything else is found in it.
+// foreign is an error that came from the caller: the cause of a context, or the error of a
+// Reader or Writer. It can be the error of another invocation, or hold one. That verdict
+// must not be taken for the one on this invocation: a program that was executed would be
+// "not started". errors.Is and errors.As find everything else in it.
 type foreign struct{ err error }
 
-// withoutVerdict returns err as it can stand behind the error of an invocation that is
-// not its own.
+// withoutVerdict returns err without the verdict on another invocation.
 func withoutVerdict(err error) error {
 	switch err.(type) {
 	case nil, syscall.Errno, *fs.PathError:
@@ -213,8 +211,8 @@ func (f foreign) As(target any) bool {
 }
 
 // recalled returns the error for an outcome that was read from its JSON form:
-// the text as it was, and behind it what Status, Cause and Exit imply. The
-// caller's own cause and the *StartError are not to be had any more.
+// the text as it was, and behind it what Status, Cause and Exit imply. The JSON form
+// does not have the caller's own cause and the *StartError.
 func (o *Outcome) recalled(message string) error {
 	e := &text.Error{Text: message}
 	switch o.Status {
@@ -235,9 +233,8 @@ func (o *Outcome) recalled(message string) error {
 	return e
 }
 
-// CleanupError says that the tree of an invocation is not shown to be gone. It
-// is what the end of a session, of an owner's work or of an Adapter returns, whose
-// outcomes alone would not tell.
+// CleanupError says that the tree of an invocation could not be shown to have ended.
+// Session.Stop, Adapter.StopOwner and Adapter.Shutdown return it.
 type CleanupError struct {
 	ID      string
 	Program string // as the caller named it
@@ -245,7 +242,7 @@ type CleanupError struct {
 }
 
 func (e *CleanupError) Error() string {
-	s := text.Prefix(e.Program) + "not shown to be gone"
+	s := text.Prefix(e.Program) + "could not be shown to have ended"
 	for i, v := range e.Cleanup.Survivors {
 		const enough = 3
 		if i == enough {
@@ -256,20 +253,20 @@ func (e *CleanupError) Error() string {
 	switch c := e.Cleanup; {
 	case c.Result != CleanupUnverified:
 	case c.HelperLost:
-		s += ": those who watched it were lost"
+		s += ": its supervisor was lost"
 	case len(c.Suspects) > 0:
-		s += fmt.Sprintf("; process %d (%s) may be of it", c.Suspects[0].PID, text.Word(c.Suspects[0].Name))
+		s += fmt.Sprintf("; process %d (%s) may belong to it", c.Suspects[0].PID, text.Word(c.Suspects[0].Name))
 		if more := len(c.Suspects) - 1; more > 0 {
 			s += fmt.Sprintf(", and so may %d more", more)
 		}
 	default:
-		s += ": some of it is where it cannot be seen"
+		s += ": some of its processes cannot be observed"
 	}
 	return s
 }
 
-// Err returns a *CleanupError if the tree is neither gone nor left alive by
-// request, and nil otherwise.
+// Err returns nil if the tree has ended or is alive by request, and a *CleanupError
+// otherwise.
 func (c Cleanup) Err(id, program string) error {
 	switch c.Result {
 	case CleanupSurvivors, CleanupUnverified:

@@ -26,12 +26,12 @@ func TestCleanupError(t *testing.T) {
 		{Cleanup{}, ""},
 		{Cleanup{Result: CleanupEmpty}, ""},
 		{Cleanup{Result: CleanupLeft}, ""},
-		{Cleanup{Result: CleanupUnverified, HelperLost: true}, "curfew: srv: not shown to be gone: those who watched it were lost"},
-		{Cleanup{Result: CleanupUnverified}, "curfew: srv: not shown to be gone: some of it is where it cannot be seen"},
-		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7, Name: "x"}}}, "curfew: srv: not shown to be gone; process 7 (x) may be of it"},
-		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7}, {PID: 8}, {PID: 9}}}, `curfew: srv: not shown to be gone; process 7 ("") may be of it, and so may 2 more`},
-		{Cleanup{Result: CleanupSurvivors, Survivors: alive(1)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted`},
-		{Cleanup{Result: CleanupSurvivors, Survivors: alive(5)}, `curfew: srv: not shown to be gone; process 100 ("x y\n") is alive: operation not permitted` +
+		{Cleanup{Result: CleanupUnverified, HelperLost: true}, "curfew: srv: could not be shown to have ended: its supervisor was lost"},
+		{Cleanup{Result: CleanupUnverified}, "curfew: srv: could not be shown to have ended: some of its processes cannot be observed"},
+		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7, Name: "x"}}}, "curfew: srv: could not be shown to have ended; process 7 (x) may belong to it"},
+		{Cleanup{Result: CleanupUnverified, Suspects: []Process{{PID: 7}, {PID: 8}, {PID: 9}}}, `curfew: srv: could not be shown to have ended; process 7 ("") may belong to it, and so may 2 more`},
+		{Cleanup{Result: CleanupSurvivors, Survivors: alive(1)}, `curfew: srv: could not be shown to have ended; process 100 ("x y\n") is alive: operation not permitted`},
+		{Cleanup{Result: CleanupSurvivors, Survivors: alive(5)}, `curfew: srv: could not be shown to have ended; process 100 ("x y\n") is alive: operation not permitted` +
 			`; process 101 ("x y\n") is alive: operation not permitted; process 102 ("x y\n") is alive: operation not permitted; and 2 more`},
 	} {
 		err := tt.cleanup.Err("7", "srv")

@@ -109,9 +109,9 @@ type (
 // MarshalJSON returns the form that docs/outcome.schema.json describes. Names
 // are in snake_case, times in RFC 3339 and UTC, durations in milliseconds with
 // up to six decimals, which loses nothing. Output that is not UTF-8 is in
-// stdout_base64 and stderr_base64; other text that is not (a file name can be)
-// has U+FFFD where it is not. Err is there as its text. Signal names are those
-// of the system that writes. A negative duration, which a clock set back can
+// stdout_base64 and stderr_base64; in other text (file names, for example) U+FFFD
+// stands for what is not UTF-8. Err is written as its text. Signal names are those
+// of the system that writes. A negative duration, which a clock that was set back can
 // leave, is written as 0.
 //
 // A zero Cleanup is left out; within one that is not, an empty Result reads
@@ -308,12 +308,12 @@ func at(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]" }
 // UnmarshalJSON reads what MarshalJSON wrote, and refuses what no invocation
 // can have had: an unknown status, a success without the exit code 0, output
 // both as text and in base64. The error names the field, and o is then as it
-// was. Fields that it does not know it passes over; of those it knows only
-// version, status and cause must be there. It refuses every version but JSONVersion.
+// was. It ignores fields that it does not know. version, status and cause must be there;
+// every version but JSONVersion is refused.
 //
 // Err has the text that it had. errors.Is and errors.As find in it what Status
-// and Cause imply, for example ErrUnknown and context.Canceled, and no longer
-// the caller's own cause.
+// and Cause imply, for example ErrUnknown and context.Canceled, but not the caller's own
+// cause.
 func (o *Outcome) UnmarshalJSON(data []byte) error { return read(data, o, "", (*reader).outcome) }
 
 // UnmarshalJSON reads what MarshalJSON wrote, and refuses what no process can have had.

@@ -7,7 +7,7 @@ package outcome
 
 import "time"
 
-// Status is the one-word answer to "what happened, and may I try again".
+// Status answers in one word what happened, and whether it is safe to try again.
 type Status string
 
 const (
@@ -18,11 +18,11 @@ const (
 	// StatusFailed: the leader exited with another code, or died by a signal that
 	// was not ours, seen before a stop began.
 	StatusFailed Status = "failed"
-	// StatusUnknown: a stop began before the exit was seen, or the invocation was
-	// lost sight of. What the CLI did elsewhere may or may not have happened,
+	// StatusUnknown: a stop began before the exit was seen, or the helpers were
+	// lost. What the CLI did elsewhere may or may not have happened,
 	// so it is not safe to retry.
 	StatusUnknown Status = "outcome_unknown"
-	// StatusStopped: a session was asked by its caller to end, and did.
+	// StatusStopped: a session ended because its caller asked for it.
 	StatusStopped Status = "stopped"
 )
 
@@ -41,8 +41,8 @@ const (
 	CauseStartFailed    Cause = "start_failed"    // the CLI could not be executed
 )
 
-// Outcome says how one invocation ended. It is always returned, also beside an
-// error; the error states the same fact and nothing more.
+// Outcome says how one invocation ended. Package adapter always returns one, also beside
+// an error; the error states the same fact and nothing more.
 type Outcome struct {
 	ID     string // unique, also in the environment mark CURFEW_INVOCATION_<ID>
 	Status Status
@@ -50,7 +50,7 @@ type Outcome struct {
 	Exit   *Exit // nil: how the leader ended is not known
 
 	Stdout, Stderr []byte // what was kept: the head and the tail of each stream; nil: not captured
-	Output         Output // what there was
+	Output         Output // how much the CLI wrote
 
 	Started time.Time // when the leader was started; zero if it was not
 	Ended   time.Time // when the invocation was over
@@ -60,35 +60,35 @@ type Outcome struct {
 	Cleanup Cleanup
 
 	// Err is the error returned beside this outcome. It is nil if Status is
-	// StatusSucceeded or StatusStopped, and no Reader or Writer of the caller's has failed.
+	// StatusSucceeded or StatusStopped and no Reader or Writer of the caller's failed.
 	Err error `json:"-"`
 }
 
 // Exit is how the leader ended. Code and Signal are what the kernel reported;
-// neither is derived from the other. The zero value is an exit with code 0, so
-// that an exit not seen has to be a nil *Exit.
+// neither is derived from the other. The zero value is an exit with code 0: an exit
+// that was not seen is a nil *Exit.
 type Exit struct {
 	Code       int  // 0-255, or -1 if the leader died by a signal
 	Signal     int  // the number of the signal the leader died by, or 0
 	CoreDumped bool // it left a core dump
-	// AfterStop: seen after the stop had begun. Evidence, not the result: a
-	// CLI that traps SIGTERM and exits with 0 has not thereby succeeded.
+	// AfterStop: the exit was seen after the stop began. It is evidence, not the result:
+	// a CLI that traps SIGTERM and exits with 0 may have cut its work short.
 	AfterStop bool
 }
 
 // Output counts what the CLI wrote.
 type Output struct {
 	Stdout, Stderr Stream
-	// DrainIncomplete: the drain limit ran out before the streams ended, so
-	// that some process outside the tree, or a blocked writer, held them. What
-	// the CLI wrote may be missing from the end.
+	// DrainIncomplete: the drain limit ran out before the streams ended: a process
+	// outside the tree, or a blocked Writer, held them. The end of what the CLI wrote
+	// may be missing.
 	DrainIncomplete bool
-	// StdinError is why the input given was not written to its end, for
-	// example "broken pipe" when the CLI did not read it all. It ends nothing. If it
-	// is the Reader's own error, that is in Err too, as a *CopyError.
+	// StdinError is why the input was not written to its end, for example "broken
+	// pipe" when the CLI did not read all of it. It ends nothing. If it is the Reader's
+	// own error, Err has it too, as a *CopyError.
 	StdinError string
-	// Abandoned counts the goroutines that are still inside code of the caller's
-	// which did not return: a Reader, a Writer, a Logger, a context or its cause.
+	// Abandoned counts the goroutines that are still in code of the caller's that
+	// does not return: a Reader, a Writer, a Logger, a context or its cause.
 	Abandoned int
 }
 
@@ -96,12 +96,12 @@ type Output struct {
 // that went directly to a file of the caller's.
 type Stream struct {
 	Seen, Kept int64
-	// Truncated: bytes between the kept head and the kept tail were dropped;
-	// HeadBytes says where, as an index into the kept bytes.
+	// Truncated: bytes between the kept head and the kept tail were dropped, after the
+	// first HeadBytes of the kept bytes.
 	Truncated bool
 	HeadBytes int64
 	// WriteError is why a Writer of the caller's did not get everything. The CLI's
-	// pipe was closed then. The Writer's own error is in Err, as a *CopyError.
+	// pipe was closed then. Err has the Writer's own error, as a *CopyError.
 	WriteError string
 }
 
@@ -111,48 +111,48 @@ type Usage struct {
 	MaxRSSBytes  int64 // of the largest single process
 }
 
-// CleanupResult says whether the tree is gone.
+// CleanupResult says whether the tree has ended.
 type CleanupResult string
 
 const (
 	CleanupEmpty      CleanupResult = "empty"      // no process of the invocation is alive
-	CleanupSurvivors  CleanupResult = "survivors"  // some could not be ended; they are listed
-	CleanupLeft       CleanupResult = "left"       // left alive by request (AfterExit: Leave)
-	CleanupUnverified CleanupResult = "unverified" // could not be determined
+	CleanupSurvivors  CleanupResult = "survivors"  // some processes could not be ended; they are listed
+	CleanupLeft       CleanupResult = "left"       // processes are alive by request (adapter.AfterExitLeave)
+	CleanupUnverified CleanupResult = "unverified" // it is not known
 )
 
 // Proof says how the cleanup result is known.
 type Proof string
 
 const (
-	// ProofNoChildren: the kernel answered ECHILD to the process that every orphan
-	// of the tree falls to, and nobody is left in the tree's cgroup, if it has
-	// one. Not covered is a process that left that cgroup, or never had one, and
-	// forked in a pid namespace which it entered (setns(2)) from outside.
+	// ProofNoChildren: the kernel answered ECHILD to the supervisor, which every orphan
+	// of the tree falls to, and the tree's cgroup is empty, if there is one. It
+	// does not cover a process outside that cgroup that forked in a pid namespace
+	// which it entered (setns(2)) from outside.
 	ProofNoChildren Proof = "no_children"
 	// ProofChildList: the guard's list of children showed supervisors alone.
 	ProofChildList Proof = "child_list"
 	// ProofScans: two scans of the process table showed no member.
 	ProofScans Proof = "scans"
-	// ProofNone: it is not known.
+	// ProofNone: the result is not proven.
 	ProofNone Proof = "none"
 )
 
 // Cleanup says what was done to end the tree, and what is known of the result.
-// The zero value: there was no tree.
+// In the zero value there was no tree.
 type Cleanup struct {
 	Result CleanupResult
 	Proof  Proof
 	// HelperLost: the supervisor died, hung or broke the protocol.
 	HelperLost bool
-	Steps      []Step     // the stop ladder as it was climbed; nil if there was none
-	Ended      []Ended    // what had to be ended, in order of the last signal
+	Steps      []Step     // of the stop; nil if there was none
+	Ended      []Ended    // the processes that had to be ended, in order of the last signal
 	EndedMore  int        // how many more there were, not listed
-	Survivors  []Survivor // alive when the bound ran out
-	LeftAlive  []Process  // with AfterExitLeave: what was left
-	Suspects   []Process  // macOS: perhaps of the tree; never signalled
-	TempDirs   []TempDir  // temporary directories that are not removed
-	// JournalError is why the end is not in the journal; "" if it is, or there is
+	Survivors  []Survivor // the processes that were alive when the bound ran out
+	LeftAlive  []Process  // with adapter.AfterExitLeave: the leftovers
+	Suspects   []Process  // macOS: processes that may be members; never signalled
+	TempDirs   []TempDir  // the temporary directories that were not removed
+	// JournalError is why the end is not in the journal; "" if it is, or if there is
 	// no journal.
 	JournalError string
 	Elapsed      time.Duration // from the first step to the end of the cleanup
@@ -185,10 +185,10 @@ type Process struct {
 	Name  string    // as the kernel has it; at most 15 bytes on Linux
 }
 
-// Ended is a process that we had to end.
+// Ended is a process that did not end by itself.
 type Ended struct {
 	Process
-	LastSignal int // the last signal that we sent it
+	LastSignal int // the last signal that it was sent
 }
 
 // Survivor is a process that did not end within the bound.
@@ -198,7 +198,7 @@ type Survivor struct {
 	Reason string // for example "operation not permitted: it runs as uid 0"
 }
 
-// TempDir is a temporary directory that is not removed, and why.
+// TempDir is a temporary directory that was not removed, and why.
 type TempDir struct {
 	Path  string `json:"path"`
 	Error string `json:"error"`

@@ -1,23 +1,22 @@
-// Package journal keeps on disk what is in flight, so that the end of every
-// invocation gets known even if the caller is killed. A record is written
-// before an invocation starts; its end is written by the supervisor before that
-// reports it, by the guard if the supervisor died, else by Recover in a later
-// caller. One writes at a time, and what was written is there after a crash of
-// any process, or of the system, at any point.
+// Package journal keeps on disk which invocations are in flight, so that the end of each
+// becomes known even if the caller is killed. The caller writes a record before an
+// invocation starts. The supervisor adds the end before it reports it; if the
+// supervisor died, the guard does, or else Recover in a later caller. One process writes
+// at a time, and a crash of any process, or of the system, loses nothing that was written.
 //
-// Several callers share a directory and do not disturb each other, in
-// containers of their own too: who is alive is told by locks, never by a pid.
+// Several callers share a directory and do not disturb each other, also from different
+// containers: locks tell which of them live (package lease), never a pid.
 //
-//	<id>.journal            in flight, as far as anyone knows
-//	ended/<id>.journal      the caller got to know the end
-//	recovered/<id>.journal  Recover gave it
-//	peers/<peer>.caller     locked by the caller for as long as it lives
-//	peers/<peer>.helpers    locked by each of its helpers
-//	recover.lock            locked by the one who recovers
-//	.tmp-*                  unfinished; nobody's once the writer is gone
+//	<id>.journal            in flight, as far as is known
+//	ended/<id>.journal      the caller received the end
+//	recovered/<id>.journal  Recover returned it
+//	peers/<peer>.caller     held by the caller for as long as it lives
+//	peers/<peer>.helpers    held by each of its helpers
+//	recover.lock            held by a Recover
+//	.tmp-*                  unfinished; abandoned once its writer has ended
 //
-// A record is moved from the first place to one of the other two by a rename,
-// and only there: who has renamed it has it. Every other name is left alone.
+// A rename moves a record from the first place to one of the other two, and nowhere else:
+// the process whose rename succeeds owns the record. Files with other names are not touched.
 package journal
 
 import (
@@ -48,19 +47,19 @@ type Begin struct {
 	Session bool
 	Began   time.Time
 	Peer    string // the caller; set by the package
-	Boot    string // of the system, "" if unknown; set by the package
-	Holder  int    // the pid of the supervisor that has it
-	Cgroup  string // the supervisor's
-	Group   string // the name of the one that it has made below for the tree
-	TempDir string // its name: the record is written before it is made
+	Boot    string // names the run of the system, "" if unknown; set by the package
+	Holder  int    // the pid of the supervisor
+	Cgroup  string // of the supervisor
+	Group   string // the name of the cgroup that the supervisor made in it for the tree
+	TempDir string // the path: the directory is made after the record is written
 }
 
 // End is how an invocation ended, as its writer knew it.
 type End struct {
 	Writer string
 	At     time.Time
-	// Report means nothing to the package. It is kept as it is, but for space
-	// between its tokens. Nil is kept too.
+	// Report has no meaning for this package, which keeps it but for space between its
+	// tokens. Nil is kept too.
 	Report json.RawMessage
 }
 
@@ -69,15 +68,15 @@ var (
 	ErrDamaged = errors.New("damaged")
 	ErrNewer   = errors.New("of a newer version")
 	ErrForeign = errors.New("of a form that is not read here")
-	// ErrEnding: helpers of the dead caller are still alive, and no end is
-	// written yet. The next Recover takes it.
+	// ErrEnding: helpers of the dead caller live and have not written the end yet. A
+	// later Recover returns the invocation.
 	ErrEnding = errors.New("still being ended")
-	// ErrRecovering: another Recover did not get done in time.
+	// ErrRecovering: another Recover did not finish in time.
 	ErrRecovering = errors.New("another recovery is under way")
 	ErrClosed     = errors.New("journal is closed")
 )
 
-// RecordError is what is wrong with one file, which was left where it is.
+// RecordError says what is wrong with one file, which stays where it is.
 type RecordError struct {
 	Path string
 	Err  error
@@ -102,12 +101,11 @@ const (
 	recoverLock  = "recover.lock"
 )
 
-// pruneEvery is after how many deliveries the history is pruned: reading the
-// directory costs about as much as a few of them.
+// pruneEvery is the number of deliveries between two prunings of the history: to read the
+// directory costs about as much as a few deliveries.
 const pruneEvery = 256
 
-// Journal is one caller's access to a directory. Its methods may be called at
-// the same time.
+// Journal is one caller's access to a directory. Its methods are safe for concurrent use.
 type Journal struct {
 	dir, peer, boot string
 
@@ -117,21 +115,20 @@ type Journal struct {
 
 	delivered atomic.Int64
 
-	// What tests make smaller.
-	historyAge    time.Duration // of what ended or was recovered
-	historyCount  int           // in each of the two
-	unfinishedAge time.Duration // after which an unfinished file is nobody's
+	// Tests make these smaller.
+	historyAge    time.Duration // of records that ended or were recovered
+	historyCount  int           // of records, in each of the two directories
+	unfinishedAge time.Duration // after which an unfinished file counts as abandoned
 }
 
-// Open takes part in the journal in dir as a caller of its own, until Close or
-// the end of the process. It makes the directory if it is not there. The path
-// must be absolute: a relative one would mean another journal to a caller
-// that is started elsewhere. A directory that others may write to is refused,
-// since a record tells Recover what to clean up.
+// Open joins the journal in dir as a new caller, until Close or the end of the process. It
+// makes the directory if there is none. The path must be absolute: a relative one would
+// mean another journal to a caller that starts elsewhere. Open refuses a directory that
+// other users may write to, because a record says what Recover cleans up.
 //
-// Nothing else in this process may open the files in peers/, for a copy say:
-// closing one would give up the caller's lock. The filesystem must have locks
-// that all callers see, which some network and shared ones have not.
+// Nothing else in this process may open the files in peers/, for example to copy them:
+// to close such a file gives up the caller's lock. The file system must have locks
+// that all callers see, which some network file systems do not have.
 func Open(dir string) (*Journal, error) {
 	if err := supported(); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
@@ -176,9 +173,9 @@ func (j *Journal) Dir() string { return j.dir }
 // Peer returns the name of this caller in the journal, for its helpers.
 func (j *Journal) Peer() string { return j.peer }
 
-// Begin writes the record of an invocation that is about to start. It is
-// durable when Begin returns nil. After an error the invocation must not be
-// started; there is no record then, unless it could not be removed.
+// Begin writes the record of an invocation that is about to start. The record is
+// durable when Begin returns nil. After an error the invocation must not start;
+// there is no record then, unless it could not be removed.
 func (j *Journal) Begin(b Begin) error {
 	if !validName(b.ID) {
 		return fmt.Errorf("journal: begin %q: an id has 1 to %d letters and digits", b.ID, maxName)
@@ -188,7 +185,7 @@ func (j *Journal) Begin(b Begin) error {
 	if err != nil {
 		return fmt.Errorf("journal: begin %s: %w", b.ID, err)
 	}
-	// A record that outlived Close would be taken for a dead caller's.
+	// After Close, Recover would take the record for that of a dead caller.
 	j.mu.RLock()
 	defer j.mu.RUnlock()
 	if j.closed {
@@ -204,8 +201,8 @@ func (j *Journal) Begin(b Begin) error {
 	return nil
 }
 
-// writeRecord makes the record with a single durable step: what a killed writer
-// leaves behind is unfinished or whole.
+// writeRecord makes the record in one durable step: if the writer is killed, the record is
+// complete or does not exist.
 func writeRecord(dir, path string, text []byte) error {
 	temp := pathpkg.Join(dir, tempPre+randomName())
 	fd, err := openFile(temp, forAppending|mustCreate)
@@ -228,10 +225,10 @@ func writeRecord(dir, path string, text []byte) error {
 	return nil
 }
 
-// Delivered moves the record of an invocation whose end the caller got to know
-// to the history. That is not made durable: after a crash of the system, not of
-// the caller alone, Recover may give an invocation that was delivered. The error
-// wraps fs.ErrNotExist if the record is not in flight.
+// Delivered moves the record of an invocation to the history, because the caller received
+// the end. The move is not durable: after a crash of the system (not of the caller alone),
+// Recover may return an invocation that was delivered. The error wraps fs.ErrNotExist if
+// the record is not in flight.
 func (j *Journal) Delivered(id string) error {
 	if !validName(id) {
 		return fmt.Errorf("journal: delivered %q: not an id", id)
@@ -240,14 +237,14 @@ func (j *Journal) Delivered(id string) error {
 		return fmt.Errorf("journal: delivered %s: %w", id, err)
 	}
 	if j.delivered.Add(1)%pruneEvery == 0 {
-		_ = j.prune(endedDir) // the delivery is done, and there will be another turn
+		_ = j.prune(endedDir) // this delivery succeeded; a later one prunes again
 	}
 	return nil
 }
 
-// Close gives up the caller's locks and files. Its records stay: those in
-// flight are a dead caller's from now on. As long as helpers are alive, the
-// files stay too, so that Recover waits for them. Closing again does nothing.
+// Close gives up the caller's lock and files. From then on the caller counts as dead, and
+// its records in flight can be recovered. As long as helpers live, the files stay, so
+// that Recover waits for them. A second Close does nothing.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -272,10 +269,10 @@ func (j *Journal) isClosed() bool {
 	return j.closed
 }
 
-// Hold says that a helper of the caller is alive, until its process ends or release
-// is called. To be called once, before the helper is given an invocation. After an
-// error it must not start any: the caller is dead, or has closed its journal, and its
-// records may already be somebody else's. The error then wraps fs.ErrNotExist.
+// Hold makes this process count as a living helper of the caller, until it ends or calls
+// release. A helper calls Hold once, before it takes an invocation. After an error it must
+// not start any: the caller is dead or has closed its journal, and another caller may
+// have recovered its records. The error then wraps fs.ErrNotExist.
 func Hold(dir, peer string) (release func(), err error) {
 	if !validName(peer) {
 		return nil, fmt.Errorf("journal: hold %q: not a peer", peer)
@@ -287,10 +284,10 @@ func Hold(dir, peer string) (release func(), err error) {
 	return helper.Release, nil
 }
 
-// WriteEnd adds the end to the record of an invocation in flight, unless it has
-// one already: the first counts. It is durable when WriteEnd returns nil. No two
-// may write the same record at a time. The error wraps fs.ErrNotExist if the
-// record is not in flight (any more).
+// WriteEnd adds the end to the record of an invocation in flight, unless the record has
+// one: the first end counts. It is durable when WriteEnd returns nil. Two processes must
+// not write the same record at a time. The error wraps fs.ErrNotExist if the
+// record is not in flight, or no longer.
 func WriteEnd(dir, id string, e End) error {
 	if !validName(id) {
 		return fmt.Errorf("journal: end %q: not an id", id)
@@ -301,7 +298,7 @@ func WriteEnd(dir, id string, e End) error {
 	return nil
 }
 
-// writeEnd returns the record as it is then.
+// writeEnd adds the end and returns the record as it is then.
 func writeEnd(path, id string, e End) (Entry, error) {
 	text, err := encodeEnd(e)
 	if err != nil {
@@ -321,11 +318,11 @@ func writeEnd(path, id string, e End) (Entry, error) {
 		return Entry{}, sys.PathError("read", path, err)
 	}
 	if entry.End != nil {
-		// Its writer may have been killed before this.
+		// Its writer may have been killed before it synced the file.
 		return entry, syncFile(fd, path)
 	}
 	if old[len(old)-1] != '\n' {
-		text = append([]byte{'\n'}, text...) // what a killed writer left is a line by itself
+		text = append([]byte{'\n'}, text...) // ends the line of a writer that was killed
 	}
 	if len(old)+len(text) > maxRecordBytes {
 		return Entry{}, fmt.Errorf("%w: with its end", errTooBig)
@@ -357,7 +354,7 @@ func makeDir(dir string) error {
 	return syncDir(pathpkg.Dir(dir))
 }
 
-// checkDir refuses what is not a directory, and one that others may write to.
+// checkDir returns an error unless dir is a directory that only this user may write to.
 func checkDir(dir string, stat func(string) (fs.FileInfo, error)) error {
 	info, err := stat(dir)
 	if err != nil {
@@ -367,15 +364,15 @@ func checkDir(dir string, stat func(string) (fs.FileInfo, error)) error {
 		return fmt.Errorf("%s is not a directory", dir)
 	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("others may write to %s (mode %04o): run `chmod go-w` on it, or use another directory", dir, mode)
+		return fmt.Errorf("other users may write to %s (mode %04o): run `chmod go-w` on it, or use another directory", dir, mode)
 	}
 	if uid := ownerOf(info); uid != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, not to %d who runs this: use a directory of one's own", dir, uid, os.Geteuid())
+		return fmt.Errorf("%s belongs to user %d, and this process runs as user %d: use a directory of that user", dir, uid, os.Geteuid())
 	}
 	return nil
 }
 
-// randomName returns a name that nobody else has. (Package crypto/rand would be
+// randomName returns a name that no other process uses. (Package crypto/rand would be
 // initialised too late: see package supervisor.)
 func randomName() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
@@ -385,7 +382,7 @@ func helpersFile(dir, peer string) string { return pathpkg.Join(dir, peersDir, p
 
 const maxName = 64
 
-// validName says whether s may be an id or a peer: it becomes the name of a file.
+// validName reports whether s may be an id or a peer: it becomes the name of a file.
 func validName(s string) bool {
 	return s != "" && len(s) <= maxName && strings.IndexFunc(s, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')

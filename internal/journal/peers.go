@@ -9,10 +9,10 @@ import (
 	"curfew/internal/sys"
 )
 
-// A caller holds a lease of its own for as long as it lives: a forked copy of the caller does
-// not have it. Its helpers share another one. They are looked for only after the caller was
-// found dead, and whoever finds none removes their file, so that a helper that comes up late
-// is refused.
+// A caller holds a lease of its own for as long as it lives; a forked copy of the caller does
+// not have it. Its helpers share another lease. Recover asks for helpers only after it
+// found the caller dead. If no helper lives, it removes their file, so that a helper that
+// starts late is refused.
 
 const (
 	callerSuffix  = ".caller"
@@ -25,7 +25,7 @@ func join(dir, peer string) (*lease.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Last: without the caller's file this one would be a dead caller's.
+	// Last: without the caller's file, this one would count as that of a dead caller.
 	helpers, err := openFile(helpersFile(dir, peer), forLocking|mustCreate)
 	if err != nil {
 		err = errors.Join(err, sys.Remove(caller.Path))
@@ -36,10 +36,9 @@ func join(dir, peer string) (*lease.Lease, error) {
 	return caller, nil
 }
 
-// callerDead reports whether the caller is dead or has closed its journal. That is for ever,
-// since no name is used twice. A caller whose file is missing is dead: it has the file before
-// it has a record, and leaves it only if it dies. One of which nothing can be found out
-// counts as alive.
+// callerDead reports whether the caller is dead or has closed its journal. That is final,
+// since no name is used twice. A caller without a file is dead: it makes the file before its
+// first record. If an error hides the answer, the caller counts as alive.
 func callerDead(dir, peer string) (bool, error) {
 	path := callerFile(dir, peer)
 	caller, err := lease.Take(path)
@@ -55,8 +54,8 @@ func callerDead(dir, peer string) (bool, error) {
 	return false, &RecordError{path, err}
 }
 
-// helpersGone reports whether no helper of a dead caller is alive, for ever: from then on
-// Hold refuses.
+// helpersGone reports whether all helpers of a dead caller have ended. That is final: from
+// then on Hold refuses.
 func helpersGone(dir, peer string) (bool, error) {
 	path := helpersFile(dir, peer)
 	gone, err := lease.End(path)

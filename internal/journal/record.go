@@ -12,21 +12,20 @@ import (
 	"curfew/internal/sys"
 )
 
-// A record is lines: eight hex digits, the CRC-32 (IEEE) of what follows the
-// space after them, and there one JSON object. The first line has the begin, a
-// later one the end, and the first end counts.
+// A record consists of lines. A line has eight hex digits, a space and a JSON object; the
+// digits are the CRC-32 (IEEE) of the object. The first line has the begin, a later line the
+// end, and the first end counts.
 //
 // A line whose checksum is wrong was torn: its writer was killed, or the system
-// crashed before the line was on the disk. As the first line that is damage,
-// because the first line is made in one step. After it, it is no end. A line
-// feed separates lines: whole but for that, a line counts, because the next
-// writer adds it.
+// crashed before the line was on the disk. A torn first line is damage, because the first
+// line is made in one step. Any other torn line is ignored. A line feed separates lines; a
+// line that lacks only its line feed counts, because the next writer adds it.
 
 // version is that of the form. Version 1 had the names of Go fields in its reports, and was
 // never released. A record of another version is reported, and left where it is.
 const version = 2
 
-// maxRecordBytes bounds a record, so that a planted one does not take all memory.
+// maxRecordBytes bounds a record: one that another program wrote must not take all memory.
 const maxRecordBytes = 16 << 20
 
 var errTooBig = fmt.Errorf("larger than %d bytes", maxRecordBytes)
@@ -34,10 +33,10 @@ var errTooBig = fmt.Errorf("larger than %d bytes", maxRecordBytes)
 // Entry is a record.
 type Entry struct {
 	Begin Begin
-	End   *End // nil: nobody has written one
+	End   *End // nil: there is none yet
 }
 
-// line is what a line holds: one of the two.
+// line is what a line holds: either of the two.
 type line struct {
 	Begin *beginLine `json:"begin,omitempty"`
 	End   *endLine   `json:"end,omitempty"`
@@ -64,8 +63,8 @@ type endLine struct {
 	Report json.RawMessage `json:"report,omitempty"`
 }
 
-// text is a string that need not be UTF-8, which a JSON string has to be: then
-// it is an object with its bytes.
+// text is a string that need not be UTF-8. Its JSON form is a string if it is, and else an
+// object with its bytes.
 type text string
 
 type notUTF8 struct {
@@ -104,7 +103,7 @@ func encodeEnd(e End) ([]byte, error) {
 func encodeLine(l line) ([]byte, error) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false) // a report stays as it is
+	encoder.SetEscapeHTML(false) // which would change a report
 	if err := encoder.Encode(l); err != nil {
 		return nil, err
 	}
@@ -119,7 +118,7 @@ func sealed(body []byte) []byte {
 	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(body), body)
 }
 
-// unsealed returns what is in a line, false if it was torn.
+// unsealed returns what is in a line; ok is false if the line was torn.
 func unsealed(b []byte) (body []byte, ok bool) {
 	sum, body, found := bytes.Cut(b, []byte{' '})
 	return body, found && string(sum) == fmt.Sprintf("%08x", crc32.ChecksumIEEE(body))
@@ -139,7 +138,7 @@ func parseRecord(b []byte, id string) (Entry, error) {
 		return Entry{}, err
 	}
 	if begin.ID != id {
-		return Entry{}, fmt.Errorf("%w: it is of the invocation %q", ErrDamaged, begin.ID)
+		return Entry{}, fmt.Errorf("%w: it belongs to the invocation %q", ErrDamaged, begin.ID)
 	}
 	entry := Entry{Begin: begin}
 	for len(rest) > 0 && entry.End == nil {
@@ -154,7 +153,7 @@ func parseRecord(b []byte, id string) (Entry, error) {
 }
 
 func decodeBegin(body []byte) (Begin, error) {
-	// The version first: the rest may be of a form that is not known here.
+	// The version first: the rest of another version can have another form.
 	var v struct {
 		Begin struct {
 			Version int `json:"version"`
@@ -174,11 +173,11 @@ func decodeBegin(body []byte) (Begin, error) {
 		return Begin{}, fmt.Errorf("%w: its begin: %w", ErrDamaged, err)
 	}
 	if l.Begin == nil || l.End != nil || l.Begin.Version != version {
-		return Begin{}, fmt.Errorf("%w: the first line is no begin", ErrDamaged)
+		return Begin{}, fmt.Errorf("%w: the first line is not a begin", ErrDamaged)
 	}
 	b := l.Begin
 	if !validName(string(b.ID)) || !validName(string(b.Peer)) {
-		return Begin{}, fmt.Errorf("%w: its id or peer cannot be one", ErrDamaged)
+		return Begin{}, fmt.Errorf("%w: its id or its peer is not valid", ErrDamaged)
 	}
 	return Begin{
 		Version: b.Version, ID: string(b.ID), Program: string(b.Program), Owner: string(b.Owner), Session: b.Session,
@@ -193,18 +192,18 @@ func decodeEnd(body []byte) (*End, error) {
 		return nil, fmt.Errorf("%w: its end: %w", ErrDamaged, err)
 	}
 	if l.End == nil || l.Begin != nil {
-		// A whole line that is something else is not from here.
-		return nil, fmt.Errorf("%w: a line after the first is no end", ErrDamaged)
+		// This package does not write such a line.
+		return nil, fmt.Errorf("%w: a line after the first is not an end", ErrDamaged)
 	}
 	return &End{Writer: string(l.End.Writer), At: l.End.At.UTC(), Report: l.End.Report}, nil
 }
 
-// readRecord reads a record in flight. The error wraps fs.ErrNotExist if it is
-// not (any more); every other is a *RecordError.
+// readRecord reads a record in flight. Its errors are *RecordErrors; one wraps
+// fs.ErrNotExist if the record is not in flight, or no longer.
 func readRecord(dir, id string) (Entry, error) {
 	path := recordFile(dir, id)
 	if !validName(id) {
-		return Entry{}, &RecordError{path, errors.New("the name of the file is not that of a record")}
+		return Entry{}, &RecordError{path, errors.New("no record has such a name")}
 	}
 	fd, err := openFile(path, forReading)
 	if err != nil {

@@ -17,42 +17,42 @@ import (
 	"curfew/internal/sys"
 )
 
-// Recover gives the invocations in flight of callers that are dead or have
+// Recover returns the invocations in flight of callers that are dead or have
 // closed their journal: those that have an end, and those whose caller's helpers
-// are all gone. Invocations of this process are in flight for as long as
-// their journal is open, whichever it is.
+// have all ended. It does not return invocations of this process whose journal is
+// open.
 //
-// For each, settle is called, to clean up. If the entry has no end, the one that
-// settle returns is written, else what it returns is ignored. Then the record is
-// moved to recovered/, and is given: the oldest first, with its end. settle can
-// be called again for the same invocation, by a later Recover, if this one is
-// killed or fails in between. It must not call Recover.
+// For each invocation Recover calls settle, which cleans up. If the entry has no end, the
+// end that settle returns is written; else it is ignored. Then the record moves to
+// recovered/. The invocations are returned with their ends, the oldest first. If Recover
+// fails or is killed in between, a later Recover may call settle for the same invocation
+// again. settle must not call Recover.
 //
-// An invocation is given at most once, by all who ever recover. A process that is
-// killed after the moving and before Recover has returned has been given what
-// nobody will be given again; it stays readable in recovered/.
+// All Recovers together return an invocation at most once. If a process is killed after it
+// moved a record and before Recover returned, no other Recover returns that invocation;
+// its record stays in recovered/.
 //
 // Recover waits for helpers that are still ending something, and for another
-// Recover, at most for limit in all. What is not ready then is left for the
-// next one and reported: ErrEnding, ErrRecovering. When ctx is done, the rest is
-// left as well. What is damaged, foreign, of a newer version or not readable is
-// left where it is and reported with a *RecordError. The errors are joined, and
-// what is given is valid beside them.
+// Recover, at most for limit in all. What is not ready then stays in flight for a
+// later Recover; the error wraps ErrEnding or ErrRecovering. The same holds when ctx is
+// done. A record that is damaged, foreign, of a newer version or not readable stays where
+// it is; the error holds a *RecordError for it. The errors are joined, and the invocations
+// that are returned beside them are valid.
 func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(Entry) End) ([]Entry, error) {
 	if j.isClosed() {
 		return nil, fmt.Errorf("journal: recover: %w", ErrClosed)
 	}
 	r := &recovery{
 		j: j, settle: settle, wait: waiter{ctx: ctx, until: time.Now().Add(limit)},
-		dead: map[string]bool{}, left: map[string]string{},
+		dead: map[string]bool{}, inFlight: map[string]string{},
 	}
 	unlock, err := r.lock()
 	if err != nil {
 		return nil, fmt.Errorf("journal: recover: %w", err)
 	}
 	defer unlock()
-	// Before anything is moved: what is given now is there until the next time,
-	// however old it is.
+	// Before any record moves: what this call returns stays until the next call, however old
+	// it is.
 	r.failed(j.prune(endedDir))
 	r.failed(j.prune(recoveredDir))
 	r.failed(j.removeUnfinished(j.dir))
@@ -67,7 +67,7 @@ func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(
 		}
 	}
 	if ctx.Err() != nil {
-		r.failed(fmt.Errorf("journal: recover: %d records are left: %w", len(pending), context.Cause(ctx)))
+		r.failed(fmt.Errorf("journal: recover: %d records are not recovered: %w", len(pending), context.Cause(ctx)))
 		pending = nil
 	}
 	for _, id := range pending {
@@ -75,7 +75,7 @@ func (j *Journal) Recover(ctx context.Context, limit time.Duration, settle func(
 	}
 	r.moveAll()
 	if len(r.given) > 0 {
-		// Or a crash of the system brings them back, to be given once more.
+		// Otherwise a crash of the system brings them back, and they are returned once more.
 		r.failed(syncDir(pathpkg.Join(j.dir, recoveredDir)))
 		r.failed(syncDir(j.dir))
 	}
@@ -90,12 +90,12 @@ type recovery struct {
 	j      *Journal
 	settle func(Entry) End
 	wait   waiter
-	ready  []Entry // they have an end
-	given  []Entry
+	ready  []Entry // settled; each has an end
+	given  []Entry // to be returned
 	errs   []error
 
-	dead map[string]bool   // of each peer that was asked for: whether its caller is dead
-	left map[string]string // the peer of each record that is still in flight, by id
+	dead     map[string]bool   // whether the caller is dead, by peer
+	inFlight map[string]string // the peer of each record that is still in flight, by id
 }
 
 func (r *recovery) failed(err error) {
@@ -104,10 +104,10 @@ func (r *recovery) failed(err error) {
 	}
 }
 
-// lock waits for its turn to recover: one at a time, in all processes.
+// lock waits until no other process recovers.
 func (r *recovery) lock() (unlock func(), err error) {
 	path := pathpkg.Join(r.j.dir, recoverLock)
-	wait := r.wait // with a back-off of its own
+	wait := r.wait // a copy, with a back-off of its own
 	for {
 		turn, err := lease.TryLock(path)
 		switch {
@@ -124,19 +124,19 @@ func (r *recovery) lock() (unlock func(), err error) {
 	}
 }
 
-// take deals with one record that is in flight, and reports whether that is
-// done: false means that helpers are still at it.
+// take settles one record in flight, if it is to be recovered. It reports false if helpers
+// are still ending the invocation.
 func (r *recovery) take(id string) (done bool) {
 	entry, err := readRecord(r.j.dir, id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return true // it was delivered meanwhile
+		return true // it was delivered in the meantime
 	}
 	if err != nil {
 		r.failed(err)
 		return true
 	}
 	peer := entry.Begin.Peer
-	r.left[id] = peer
+	r.inFlight[id] = peer
 	dead, known := r.dead[peer]
 	if !known {
 		dead, err = callerDead(r.j.dir, peer)
@@ -151,9 +151,9 @@ func (r *recovery) take(id string) (done bool) {
 		r.failed(err)
 		return true
 	}
-	// Again: what was read before these two were known may have changed since.
+	// Once more: the record may have changed before these two were known.
 	if entry, err = readRecord(r.j.dir, id); errors.Is(err, fs.ErrNotExist) {
-		delete(r.left, id)
+		delete(r.inFlight, id)
 		return true
 	}
 	if err == nil && entry.End == nil && !gone {
@@ -176,9 +176,9 @@ func (r *recovery) finish(entry Entry) (Entry, error) {
 	path := recordFile(r.j.dir, id)
 	end := r.settle(entry)
 	if entry.End != nil {
-		end = End{} // not written, and must not be a reason to fail
+		end = End{} // it is not written, and must not make writeEnd fail
 	}
-	// In any case: the end that is there may not be durable yet.
+	// Also with an end: it may not be durable yet.
 	entry, err := writeEnd(path, id, end)
 	if err != nil {
 		return Entry{}, &RecordError{path, err}
@@ -186,9 +186,8 @@ func (r *recovery) finish(entry Entry) (Entry, error) {
 	return entry, nil
 }
 
-// moveAll moves the records that are ready to where nobody takes them again. That
-// is done at last, when there is nothing more to wait for: who is killed while
-// waiting has been given nothing.
+// moveAll moves the records that are ready to recovered/. It comes last, when nothing is
+// waited for any more: a process that is killed while it waits has taken no record.
 func (r *recovery) moveAll() {
 	for _, entry := range r.ready {
 		id := entry.Begin.ID
@@ -197,15 +196,14 @@ func (r *recovery) moveAll() {
 			r.failed(&RecordError{path, err})
 			continue
 		}
-		delete(r.left, id)
+		delete(r.inFlight, id)
 		r.given = append(r.given, entry)
 	}
 }
 
-// removePeers removes the files of dead callers whose helpers are gone, unless a
-// record refers to them that was left in flight. One that such a caller made
-// after the directory was read does not count: without the files its caller is
-// just as dead.
+// removePeers removes the files of dead callers whose helpers have ended, unless a record
+// in flight refers to them. A record that such a caller made after the directory was read
+// does not count: without files its caller is dead as well.
 func (r *recovery) removePeers() error {
 	entries, err := readDir(pathpkg.Join(r.j.dir, peersDir))
 	if err != nil && len(entries) == 0 {
@@ -213,7 +211,7 @@ func (r *recovery) removePeers() error {
 	}
 	errs := []error{err}
 	referred := map[string]bool{}
-	for _, peer := range r.left {
+	for _, peer := range r.inFlight {
 		referred[peer] = true
 	}
 	for _, entry := range entries {
@@ -242,7 +240,7 @@ func (r *recovery) removePeers() error {
 	return errors.Join(errs...)
 }
 
-// waiter waits between attempts, longer each time, until the time is over.
+// waiter waits between attempts, longer each time, until a deadline.
 type waiter struct {
 	ctx   context.Context
 	until time.Time
@@ -254,7 +252,7 @@ const (
 	maxDelay = 50 * time.Millisecond
 )
 
-// next waits, and reports whether there is to be another attempt.
+// next waits, and reports whether there is time for another attempt.
 func (w *waiter) next() bool {
 	left := time.Until(w.until)
 	if left <= 0 || w.ctx.Err() != nil {
@@ -271,12 +269,12 @@ func (w *waiter) next() bool {
 	}
 }
 
-// maxEntries bounds how much of a directory is read: whoever runs as the same user can
-// put anything there.
+// maxEntries bounds how much of a directory is read: any program of this user can
+// put files there.
 const maxEntries = 1 << 16
 
-// readDir lists a directory as os.ReadDir does. One that is too large is an error, and
-// a part of it is listed.
+// readDir lists a directory as os.ReadDir does. If the directory is too large, it returns a
+// part of the list and an error.
 func readDir(dir string) ([]fs.DirEntry, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -287,14 +285,14 @@ func readDir(dir string) ([]fs.DirEntry, error) {
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	switch {
 	case len(entries) == maxEntries:
-		err = fmt.Errorf("journal: %s has too many entries: %d were read; remove what is not of a journal", dir, maxEntries)
+		err = fmt.Errorf("journal: %s has too many entries: %d were read; remove what does not belong to a journal", dir, maxEntries)
 	case err == io.EOF:
 		err = nil
 	}
 	return entries, err
 }
 
-// recordsIn returns the ids of the records in dir, as their files are named.
+// recordsIn returns the ids of the records in dir, taken from the names of their files.
 func recordsIn(dir string) ([]string, error) {
 	entries, err := readDir(dir)
 	var ids []string
@@ -306,7 +304,7 @@ func recordsIn(dir string) ([]string, error) {
 	return ids, err
 }
 
-// prune removes what is too old or too much from a part of the history.
+// prune removes the records of a part of the history that are too old or too many.
 func (j *Journal) prune(part string) error {
 	dir := pathpkg.Join(j.dir, part)
 	ids, err := recordsIn(dir)
@@ -321,7 +319,7 @@ func (j *Journal) prune(part string) error {
 	var records []record
 	for _, id := range ids {
 		path := recordFile(dir, id)
-		// One that is gone was pruned by somebody else.
+		// One that does not exist was pruned by another process.
 		if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && validName(id) {
 			records = append(records, record{path, info.ModTime()})
 		}
@@ -341,8 +339,8 @@ func (j *Journal) prune(part string) error {
 	return errors.Join(errs...)
 }
 
-// removeUnfinished removes what writers left behind that were killed. One that
-// was suspended for so long fails when it goes on.
+// removeUnfinished removes the unfinished files of writers that were killed. A writer that
+// was suspended for so long fails when it is resumed.
 func (j *Journal) removeUnfinished(dir string) error {
 	entries, err := readDir(dir)
 	if err != nil && len(entries) == 0 {
@@ -355,7 +353,7 @@ func (j *Journal) removeUnfinished(dir string) error {
 			continue
 		}
 		if info, err := entry.Info(); err != nil || !info.ModTime().Before(oldest) {
-			continue // also one that just got its name
+			continue // also if it was renamed in the meantime
 		}
 		if err := sys.Remove(pathpkg.Join(dir, entry.Name())); err != nil {
 			errs = append(errs, err)

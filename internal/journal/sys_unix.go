@@ -12,9 +12,9 @@ import (
 	"curfew/internal/sys"
 )
 
-// The system calls of the journal. Helpers make them too, so they do without os.File: the
-// first one of a process starts the runtime's poller, which aborts the process if there is no
-// descriptor left.
+// The system calls of the journal. Helpers make them too, and therefore use no os.File: the
+// first os.File of a process starts the runtime's poller, which aborts the process if it
+// gets no descriptor.
 
 func supported() error { return nil }
 
