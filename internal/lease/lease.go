@@ -10,8 +10,8 @@
 //     and Take does not open it again.
 //   - Join, End and TryLock use flock, which several processes can share.
 //
-// No file is ever found unlocked while its owner lives, and who has found the owner dead
-// can rely on that: a name is never used twice.
+// Nobody finds a file unlocked while its owner lives. A process that has found the owner dead
+// can rely on that, because no name is used twice.
 package lease
 
 import "errors"

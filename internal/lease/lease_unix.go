@@ -115,8 +115,8 @@ func lock(path string, kind fault.Call, call func() error) error {
 	return sys.PathError(kind.String(), path, err)
 }
 
-// Join holds the file together with all others who join. The error wraps fs.ErrNotExist once
-// End has found nobody.
+// Join holds the file, which other processes can hold at the same time by Join. The error
+// wraps fs.ErrNotExist once End has removed the file.
 func Join(path string) (*Lease, error) {
 	l, err := flock(path, unix.O_RDONLY, unix.LOCK_SH)
 	if errors.Is(err, ErrHeld) { // by an End that is about to remove it
@@ -132,8 +132,8 @@ func Join(path string) (*Lease, error) {
 	return l, nil
 }
 
-// End removes the file if nobody holds it by Join, and reports whether it is gone: from then
-// on Join fails.
+// End removes the file if no process holds it by Join. It reports whether the file does not
+// exist any more; from then on Join fails.
 func End(path string) (bool, error) {
 	l, err := flock(path, unix.O_RDONLY, unix.LOCK_EX)
 	switch {
@@ -151,8 +151,8 @@ func End(path string) (bool, error) {
 	return true, nil
 }
 
-// TryLock holds the file, which it makes if there is none, alone. The error wraps ErrHeld if
-// somebody else does.
+// TryLock holds the file alone. It makes the file if there is none. The error wraps ErrHeld
+// if another process holds it.
 func TryLock(path string) (*Lease, error) {
 	return flock(path, unix.O_RDWR|unix.O_CREAT, unix.LOCK_EX)
 }

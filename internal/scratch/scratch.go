@@ -1,7 +1,7 @@
 // Package scratch makes private temporary directories, and removes them with
-// whatever a CLI has left in them: without following a link out, without
-// entering a mount, within a time, and with a fixed number of descriptors and a
-// fixed amount of memory, however deep and wide the tree is.
+// everything that a CLI put into them. The removal follows no link, enters no mount, ends in
+// time, and needs a fixed number of descriptors and a fixed amount of memory, however
+// deep and wide the tree is.
 package scratch
 
 import (
@@ -17,17 +17,17 @@ import (
 // prefix begins the name of each directory that Make makes.
 const prefix = "curfew-"
 
-// Dir is a private temporary directory. Its identity is the device, the inode and the
-// time of birth: another directory can get the name, and later also the inode.
+// Dir is a private temporary directory. The device, the inode and the time of birth identify
+// it: another directory can get its name, and later also its inode.
 type Dir struct {
 	Path     string // absolute
 	Dev, Ino uint64
 	Birth    int64 // nanoseconds since 1970; 0 where the file system does not know it
 }
 
-// Name returns the path of a directory that is to be made below parent, so that
-// it can be recorded before. An empty parent stands for os.TempDir(). id is part of
-// the name, and must be of letters and digits that nobody can guess.
+// Name returns the path of a directory that Make is to make below parent; the caller can
+// record it first. An empty parent stands for os.TempDir(). id becomes a part of the
+// name. It must consist of letters and digits, and be hard to guess.
 func Name(parent, id string) (string, error) {
 	if parent == "" {
 		parent = os.TempDir()
@@ -42,8 +42,8 @@ func Name(parent, id string) (string, error) {
 	return pathpkg.Join(parent, prefix+id), nil
 }
 
-// Make makes the directory that Name has named, empty and open to this user only,
-// whatever the umask. The caller ends it with Remove.
+// Make makes the directory path, which is what Name returned: empty, and accessible to this
+// user only, whatever the umask. The caller removes it with Remove.
 func Make(path string) (Dir, error) {
 	d, err := makeDir(path)
 	if err != nil {
@@ -52,8 +52,8 @@ func Make(path string) (Dir, error) {
 	return d, nil
 }
 
-// Check returns an error for what Make cannot have returned. It looks at the values
-// only: they may come from another process.
+// Check returns an error for a Dir that Make cannot have returned. It is for values that
+// come from another process, and makes no system call.
 func (d Dir) Check() error {
 	if d.Ino == 0 {
 		return fmt.Errorf("scratch: the directory %q has no identity", d.Path)
@@ -61,7 +61,7 @@ func (d Dir) Check() error {
 	return checkPath(d.Path)
 }
 
-// checkPath returns an error for what Name cannot have returned.
+// checkPath returns an error for a path that Name cannot have returned.
 func checkPath(path string) error {
 	wrong := ""
 	switch base := pathpkg.Base(path); {
@@ -79,19 +79,19 @@ func checkPath(path string) error {
 	return fmt.Errorf("scratch: the directory %q %s", path, wrong)
 }
 
-// Remove removes the directory and everything in it. It returns nil when it is
-// gone, also if it was before, and leaves alone what has been given its name
-// since: that is an error.
+// Remove removes the directory and everything in it. It returns nil if the directory does
+// not exist any more. If something else has its name, Remove does not touch that, and
+// returns an error.
 //
-// An entry that cannot be removed does not stop the others. The error names the
-// first of them by its path in the directory, says how many there are, and wraps
-// what the system said. A directory more than a few levels down may have been
-// moved to the top by then: the path is where the entry is now.
+// If an entry cannot be removed, Remove goes on with the others. The error names the
+// first such entry by its path in the directory, says how many there are, and wraps
+// the error of the system call. Remove may have moved a directory from more than a few
+// levels down to the top: the path says where the entry is now.
 //
 // At the given time Remove gives up, between two system calls, with an error
-// that wraps os.ErrDeadlineExceeded. A system call that hangs, it cannot end.
-// Until it returns it has up to 16 descriptors open. Nobody else may remove the
-// same directory meanwhile; whoever changes it otherwise only delays the end.
+// that wraps os.ErrDeadlineExceeded. It cannot end a system call that hangs.
+// Until it returns it has up to 16 descriptors open. No other call may remove the
+// same directory at the same time; other changes only delay the end.
 func (d Dir) Remove(until time.Time) error {
 	if err := d.Check(); err != nil {
 		return err
@@ -99,9 +99,9 @@ func (d Dir) Remove(until time.Time) error {
 	return removal(d.Path, remove(d, until))
 }
 
-// RemoveNamed does the same with the directory of this user that has the name now, if
-// nothing is mounted on it. It is for a record that was written before Make: only the
-// name is known, which nobody can guess.
+// RemoveNamed does the same with the directory of this user that has the name path now, if
+// nothing is mounted on it. It is for a record that was written before Make, when only the
+// name was known. That name is hard to guess.
 func RemoveNamed(path string, until time.Time) error {
 	if err := checkPath(path); err != nil {
 		return err
@@ -123,5 +123,5 @@ func removal(path string, err error) error {
 	return nil
 }
 
-// errOther says that the name has been given to something else.
+// errOther means that something else has the name now.
 var errOther = errors.New("that is not the directory that was made")

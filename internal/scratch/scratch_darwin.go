@@ -1,7 +1,7 @@
-// On macOS, unlinkat on a directory arrives at what is mounted there, and for
+// On macOS, unlinkat on a mount point reaches the mounted directory, and for
 // the root of a file system it returns EBUSY: unlinkat(2), rmdir(2). A directory
-// that cannot be read has no descriptor: its mode is changed by name, without
-// following a link, and what is opened then is looked at once more. The parent
+// that cannot be read cannot be opened: its mode is changed by name, without
+// following a link, and the directory that is opened then is checked once more. The parent
 // has to be readable. A file with the flag uchg is not removed.
 
 package scratch
@@ -40,5 +40,5 @@ func unlinkat(at int, name []byte, flags int) error {
 	return sys.Call(fault.Unlinkat, func() error { return unix.Unlinkat(at, text(name), flags) })
 }
 
-// birth returns when what has the status st was made.
+// birth returns when the directory with the status st was made.
 func birth(_ int, st *unix.Stat_t) int64 { return st.Btim.Nano() }

@@ -1,7 +1,7 @@
-// On Linux, unlinkat on a directory looks for a mount (EBUSY) before it looks
+// On Linux, unlinkat on a directory checks for a mount (EBUSY) before it checks
 // whether the directory is empty, bind mounts of the same file system included:
-// vfs_rmdir in fs/namei.c, seen on 6.18. A descriptor with O_PATH stands for a
-// directory that cannot be read, and /proc/self/fd leads back to it.
+// vfs_rmdir in fs/namei.c, seen on 6.18. A directory that cannot be read can have
+// a descriptor with O_PATH, and /proc/self/fd leads back to it.
 
 package scratch
 
@@ -38,13 +38,13 @@ func openClosed(at int, name string, ok func(fd int, st *unix.Stat_t) error) (in
 	// fchmod takes no such descriptor, and fchmodat2 came with Linux 6.6.
 	err = sys.Call(fault.Fchmod, func() error { return unix.Chmod("/proc/self/fd/"+strconv.Itoa(handle), st.Mode&0o7777|0o700) })
 	if err != nil {
-		return -1, unix.EACCES // what it says of /proc would mislead
+		return -1, unix.EACCES // an error about /proc would mislead
 	}
 	return sys.Openat(handle, ".", dirFlags)
 }
 
-// unlinkat removes a name that ends with a NUL. It allocates nothing, as that of
-// the library does for each name.
+// unlinkat removes a name that ends with a NUL. It allocates nothing; unix.Unlinkat
+// allocates for each name.
 func unlinkat(at int, name []byte, flags int) error {
 	return sys.Call(fault.Unlinkat, func() error {
 		_, _, errno := unix.Syscall(unix.SYS_UNLINKAT, uintptr(at), uintptr(unsafe.Pointer(&name[0])), uintptr(flags))
@@ -55,7 +55,7 @@ func unlinkat(at int, name []byte, flags int) error {
 	})
 }
 
-// birth returns when what fd stands for was made, 0 if the file system does not know it.
+// birth returns when the directory fd was made, 0 if the file system does not know it.
 func birth(fd int, _ *unix.Stat_t) int64 {
 	var st unix.Statx_t
 	err := sys.Retry(func() error {

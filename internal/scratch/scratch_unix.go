@@ -20,9 +20,9 @@ import (
 
 const (
 	// levels bounds the descriptors, the stack and the memory: one directory is
-	// open at each, and what is deeper is moved up. Three more descriptors are
-	// open at most: of the parent, of the directory that is moved up, and of the
-	// same without the right to read.
+	// open at each level, and a deeper one is moved up. At most three more descriptors
+	// are open: of the parent, of the directory that is moved up, and of the
+	// same directory without the right to read it.
 	levels = 12
 
 	chunkBytes = 8 << 10 // of a listing, at each level
@@ -36,13 +36,13 @@ func makeDir(path string) (Dir, error) {
 	}
 	d, err := fresh(path)
 	if err != nil && err != errOther {
-		_ = unix.Rmdir(path) // it is empty, and the error to report is the other
+		_ = unix.Rmdir(path) // it is empty; the other error is reported
 	}
 	return d, err
 }
 
-// fresh returns the directory that was just made. Where others may rename it, the name
-// can be that of another one by now.
+// fresh returns the directory that was just made. Where other users may rename it, another
+// directory can have its name by now.
 func fresh(path string) (Dir, error) {
 	d := Dir{Path: path}
 	fd, err := openDir(unix.AT_FDCWD, path, d.become)
@@ -56,7 +56,7 @@ func fresh(path string) (Dir, error) {
 	return d, nil
 }
 
-// become makes d the directory that fd, with the status st, stands for.
+// become makes d the directory of the descriptor fd, whose status is st.
 func (d *Dir) become(fd int, st *unix.Stat_t) error {
 	if !isDir(st) || !ours(st) {
 		return errOther
@@ -65,7 +65,7 @@ func (d *Dir) become(fd int, st *unix.Stat_t) error {
 	return nil
 }
 
-// is returns an error unless fd, with the status st, is d.
+// is returns an error unless fd, whose status is st, is a descriptor of d.
 func (d *Dir) is(fd int, st *unix.Stat_t) error {
 	if uint64(st.Dev) != d.Dev || st.Ino != d.Ino || !isDir(st) || !ours(st) || birth(fd, st) != d.Birth {
 		return errOther
@@ -73,8 +73,8 @@ func (d *Dir) is(fd int, st *unix.Stat_t) error {
 	return nil
 }
 
-// isEmpty reports whether a listing of the directory fd, from where it stands, has no
-// entries but the two that every directory has.
+// isEmpty reports whether the directory fd has no entries but the two that every directory
+// has.
 func isEmpty(fd int) bool {
 	var chunk [1 << 10]byte
 	list := sys.List(fd, chunk[:])
@@ -86,12 +86,12 @@ func isEmpty(fd int) bool {
 	return list.Err == nil
 }
 
-// find returns the directory that has the name now. A mount point is refused.
+// find returns the directory that has the name path now. It refuses a mount point.
 func find(path string) (d Dir, err error) {
-	// For a mount point the system answers EBUSY, also if what is mounted is not empty.
+	// For a mount point the system answers EBUSY, also if the mounted directory is not empty.
 	err = sys.Call(fault.Rmdir, func() error { return unix.Rmdir(path) })
 	if err == nil {
-		return d, fs.ErrNotExist // and with that the work is done
+		return d, fs.ErrNotExist // it was empty, and is removed
 	}
 	if err != unix.ENOTEMPTY && err != unix.EEXIST {
 		return d, os.NewSyscallError("rmdir", err)
@@ -126,27 +126,27 @@ func remove(d Dir, until time.Time) error {
 	defer unix.Close(root)
 
 	r := &remover{until: until, root: root, ino: d.Ino, dev: d.Dev, fresh: fmt.Sprintf("%s%016x-", prefix, rand.Uint64())}
-	r.finish(at, append([]byte(name), 0), root, 0)
+	r.removeDir(at, append([]byte(name), 0), root, 0)
 	return r.err()
 }
 
-// remover is one run of Remove. It holds all the memory that is needed.
+// remover is one run of Remove. It holds all the memory that the run needs.
 type remover struct {
 	until time.Time
-	late  bool // until has come: everything returns
+	late  bool // until has passed: everything returns
 
-	root     int // the Dir, which keeps its inode as long as this is open
+	root     int // the Dir, which keeps its inode as long as this descriptor is open
 	dev, ino uint64
 
-	fresh string // begins the names of what is moved up to the root
-	moved int    // how many that were
+	fresh string // begins the names of the directories that are moved up to the root
+	moved int    // how many they are
 
 	missed misses
 	names  [levels]string // of the directories that are being cleared, below the root
 	chunks [levels][chunkBytes]byte
 }
 
-// misses is what could not be removed.
+// misses are the entries that could not be removed.
 type misses struct {
 	n     int
 	first string // the path of the first, from the root
@@ -173,8 +173,8 @@ func (r *remover) err() error {
 	}
 }
 
-// miss counts an entry of the directory at a level as not to be removed. The
-// directories that it keeps from being empty are not counted.
+// miss counts an entry of the directory at a level that cannot be removed. The
+// directories above it, which stay for that reason, are not counted.
 func (r *remover) miss(level int, name []byte, call string, err error) {
 	if r.missed.n++; r.missed.n == 1 {
 		path := pathpkg.Join(r.names[:level]...)
@@ -191,14 +191,14 @@ func because(call string, err error) error {
 	return os.NewSyscallError(call, err)
 }
 
-// finish removes what is in the directory fd at a level, and then the directory
-// itself, which is called name in at. It reports whether it did.
-func (r *remover) finish(at int, name []byte, fd, level int) bool {
-	// Not empty although nothing was found in it: somebody has put something
-	// there since. Twice in a row: a file system that does not tell.
+// removeDir removes what is in the directory fd at a level, and then the directory
+// itself, which is called name in at. It reports whether it removed the directory.
+func (r *remover) removeDir(at int, name []byte, fd, level int) bool {
+	// A directory that is not empty, although nothing was found in it, got an entry in the
+	// meantime. If that happens twice in a row, the file system does not list the entry.
 	for idle := 0; ; {
 		before := r.missed.n
-		if r.clear(fd, level) {
+		if r.emptyDir(fd, level) {
 			idle = 0
 		} else {
 			idle++
@@ -229,8 +229,8 @@ func (r *remover) finish(at int, name []byte, fd, level int) bool {
 	}
 }
 
-// stillThere returns an error unless the name is that of the Dir, which can have
-// been renamed while it was cleared.
+// stillThere returns an error unless the Dir has the name. It can have been renamed in the
+// meantime.
 func (r *remover) stillThere(at int, name []byte) error {
 	var st unix.Stat_t
 	err := fstatat(at, text(name), &st)
@@ -240,9 +240,9 @@ func (r *remover) stillThere(at int, name []byte) error {
 	return err
 }
 
-// clear removes what is in the directory fd at a level, as far as it can be, and
-// reports whether anything was.
-func (r *remover) clear(fd, level int) (some bool) {
+// emptyDir removes what is in the directory fd at a level, as far as that is possible, and
+// reports whether it removed anything.
+func (r *remover) emptyDir(fd, level int) (some bool) {
 	for {
 		before, moved := r.missed, r.moved
 		gone := r.pass(fd, level)
@@ -251,15 +251,15 @@ func (r *remover) clear(fd, level int) (some bool) {
 		if !again || r.late {
 			return some
 		}
-		// A listing need not show everything while entries are removed, and what
-		// could not be removed before may be by now. So the last pass is one
-		// that removes nothing, and its misses are those that count.
+		// A listing need not show everything while entries are removed, and an entry that
+		// could not be removed before may be removable now. So the last pass is one
+		// that removes nothing, and only its misses count.
 		r.missed = before
 	}
 }
 
-// pass goes once through the directory fd at a level. It reports whether
-// anything in it was removed.
+// pass goes through the directory fd at a level once. It reports whether
+// it removed anything.
 func (r *remover) pass(fd, level int) (some bool) {
 	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil {
 		r.miss(level, []byte(".\x00"), "lseek", err)
@@ -284,14 +284,14 @@ func (r *remover) pass(fd, level int) (some bool) {
 }
 
 // entry removes one entry of the directory at, which is open at a level, and
-// reports whether it did.
+// reports whether it succeeded.
 func (r *remover) entry(at, level int, name []byte, kind byte) bool {
 	flags := 0
 	if kind == unix.DT_DIR || kind == unix.DT_UNKNOWN {
 		flags = unix.AT_REMOVEDIR
 	}
 	var err error
-	for range 3 { // it can become something else between two calls
+	for range 3 { // it can become a file or a directory between two calls
 		switch err = unlinkat(at, name, flags); {
 		case err == nil:
 			return true
@@ -302,8 +302,8 @@ func (r *remover) entry(at, level int, name []byte, kind byte) bool {
 		case err == unix.EISDIR:
 			flags = unix.AT_REMOVEDIR
 		case flags != 0 && (err == unix.ENOTEMPTY || err == unix.EEXIST):
-			// For a mount point it had been EBUSY, whatever is in it: only what
-			// the system would remove once it is empty is ever entered.
+			// For a mount point the error would be EBUSY, whatever is in it. So Remove
+			// enters only directories that the system would remove once they are empty.
 			return r.subdirectory(at, level, name)
 		default:
 			r.miss(level, name, "unlinkat", err)
@@ -314,13 +314,13 @@ func (r *remover) entry(at, level int, name []byte, kind byte) bool {
 	return false
 }
 
-// subdirectory removes the directory name with what is in it, or moves it up to
-// the root if it is too deep. It reports whether it is gone from here.
+// subdirectory removes the directory name with everything in it, or moves it up to
+// the root if it is too deep. It reports whether at has lost the entry.
 func (r *remover) subdirectory(at, level int, name []byte) bool {
 	fd, err := openDir(at, text(name), r.sameDevice)
 	switch err {
 	case nil:
-	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP: // it became something else: for the next pass
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP: // it is no directory any more: for the next pass
 		return false
 	default:
 		r.miss(level, name, "openat", err)
@@ -329,11 +329,11 @@ func (r *remover) subdirectory(at, level int, name []byte) bool {
 	defer unix.Close(fd)
 	if level+1 < levels {
 		r.names[level] = text(name)
-		return r.finish(at, name, fd, level+1)
+		return r.removeDir(at, name, fd, level+1)
 	}
 
-	// The opening was for the right to write in it, which the renaming needs. A
-	// pass through the root finds it again.
+	// openDir has given us the right to write to it, which the renaming needs. A
+	// pass through the root finds it there.
 	fresh := r.fresh + strconv.Itoa(r.moved)
 	err = sys.Call(fault.Renameat, func() error { return unix.Renameat(at, text(name), r.root, fresh) })
 	if err == nil {
@@ -346,7 +346,8 @@ func (r *remover) subdirectory(at, level int, name []byte) bool {
 	return false
 }
 
-// sameDevice refuses what is mounted, should the unlinkat before not have told.
+// sameDevice refuses a directory of another file system, should unlinkat not have refused
+// it before.
 func (r *remover) sameDevice(_ int, st *unix.Stat_t) error {
 	if uint64(st.Dev) != r.dev {
 		return unix.EXDEV
@@ -356,9 +357,9 @@ func (r *remover) sameDevice(_ int, st *unix.Stat_t) error {
 
 func text(name []byte) string { return string(name[:len(name)-1]) }
 
-// openDir opens the directory name in at to be listed and changed. One that
-// lacks the right and is ours is given it. ok has seen it before anything is
-// changed. No link is followed.
+// openDir opens the directory name in at, to be listed and changed. It follows no link. If
+// the directory is ours and its mode forbids that, openDir changes the mode, after ok has
+// accepted the directory.
 func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, error) {
 	fd, err := sys.Openat(at, name, dirFlags)
 	if err == unix.EACCES {
@@ -376,7 +377,7 @@ func openDir(at int, name string, ok func(fd int, st *unix.Stat_t) error) (int, 
 		return -1, err
 	}
 	if mode := uint32(st.Mode); mode&0o700 != 0o700 && ours(&st) {
-		// If that fails, so does the removal of the entries, which tells why.
+		// If that fails, the removal of the entries fails too, and its error is reported.
 		_ = sys.Call(fault.Fchmod, func() error { return unix.Fchmod(fd, mode&0o7777|0o700) })
 	}
 	return fd, nil

@@ -247,7 +247,7 @@ func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
 	must(t, os.Rename(d.Path, d.Path+"-was"))
 	must(t, os.Mkdir(d.Path, 0o700))
 	r := &remover{until: time.Now().Add(tooLong), root: root, dev: d.Dev, ino: d.Ino}
-	if r.finish(unix.AT_FDCWD, append([]byte(d.Path), 0), root, 0) || !errors.Is(r.err(), errOther) {
+	if r.removeDir(unix.AT_FDCWD, append([]byte(d.Path), 0), root, 0) || !errors.Is(r.err(), errOther) {
 		t.Errorf("%v; want that it is another", r.err())
 	}
 	if _, err := os.Lstat(d.Path); err != nil {
