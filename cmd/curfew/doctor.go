@@ -13,12 +13,13 @@ import (
 func newDoctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this system has of what curfew relies on",
-		Long: `doctor tries, one by one, what the ending of trees relies on in this environment
-(kernel, container, sandbox, user), and says what is different where something is
-missing. It starts nothing and changes nothing; selftest shows the whole at work.
+		Short: "Check what curfew relies on in this system",
+		Long: `doctor checks, one by one, the features that curfew relies on in this environment
+(kernel, container, sandbox, user), and says what is different without each that
+is missing. It starts no process and changes nothing; selftest shows everything at
+work.
 
-The exit code is 1 if something is missing without which nothing can be started.`,
+The exit code is 1 if a feature is missing without which curfew can run nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ok, err := doctor(cmd.OutOrStdout(), proctree.Checks())
@@ -30,7 +31,7 @@ The exit code is 1 if something is missing without which nothing can be started.
 	}
 }
 
-// doctor prints the checks, and reports whether all are there that are needed.
+// doctor prints the checks, and reports whether every needed feature is there.
 func doctor(out io.Writer, checks []proctree.Check) (ok bool, err error) {
 	ok = true
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

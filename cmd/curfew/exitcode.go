@@ -11,8 +11,8 @@ import (
 
 // The exit codes that are curfew's own.
 const (
-	exitNotEmpty      = 122 // the tree is not shown to be empty
-	exitStopped       = 123 // stopped for a cause that has no code of its own, or its output was lost
+	exitNotEmpty      = 122 // the tree could not be shown to be empty
+	exitStopped       = 123 // stopped for a cause without a code of its own, or the output was lost
 	exitTimeout       = 124
 	exitFailed        = 125 // used wrongly, or failed before the start
 	exitNotExecutable = 126 // found, but it cannot be executed
@@ -20,12 +20,11 @@ const (
 	exitSignal        = 128 // plus the number of a signal
 )
 
-// exitCode says how an outcome is told to a shell. told is the signal by which
-// curfew was told to stop, 0 if it was not. Where several things are true the
-// first of these counts: the CLI could not be started; it is not shown that
-// nothing of it is left; a signal to curfew, a timeout or another stop ended it;
-// it ended by itself.
-func exitCode(o outcome.Outcome, told syscall.Signal) int {
+// exitCode returns the exit code for an outcome. sig is the signal that stopped curfew, 0 if
+// there was none. If several of these are true, the first one counts: the CLI could not be
+// started; the tree could not be shown to have ended; a signal to curfew, a timeout or another
+// stop ended it; it ended by itself.
+func exitCode(o outcome.Outcome, sig syscall.Signal) int {
 	if o.Cause == outcome.CauseStartFailed {
 		return startFailed(o.Err)
 	}
@@ -36,9 +35,9 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 	}
 	switch {
 	case o.Status == outcome.StatusSucceeded || o.Status == outcome.StatusFailed:
-		// It ended by itself, whatever curfew was told too late.
-	case told != 0:
-		return exitSignal + int(told)
+		// It ended by itself; a signal that came later does not count.
+	case sig != 0:
+		return exitSignal + int(sig)
 	case o.Cause == outcome.CauseTimeout:
 		return exitTimeout
 	default:
@@ -46,9 +45,9 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 	}
 	switch {
 	case o.Exit == nil:
-		return exitStopped // not so while Decide holds
+		return exitStopped // no outcome is like that
 	case o.Status == outcome.StatusSucceeded && o.Err != nil:
-		return exitStopped // its output was lost on the way
+		return exitStopped // some of its output was lost
 	case o.Exit.Signal != 0:
 		return exitSignal + o.Exit.Signal
 	default:
@@ -56,8 +55,8 @@ func exitCode(o outcome.Outcome, told syscall.Signal) int {
 	}
 }
 
-// startFailed tells what is wrong with the CLI from what is wrong with the
-// rest, as env(1) and timeout(1) do.
+// startFailed returns the exit code for a CLI that could not be started. As env(1) and
+// timeout(1) do, it distinguishes what is wrong with the CLI from everything else.
 func startFailed(err error) int {
 	var e *outcome.StartError
 	if !errors.As(err, &e) {
@@ -68,7 +67,7 @@ func startFailed(err error) int {
 	case e.Op != outcome.OpLookUp && e.Op != outcome.OpExec:
 		return exitFailed
 	case is(syscall.EAGAIN), is(syscall.ENOMEM), is(syscall.EMFILE), is(syscall.ENFILE):
-		return exitFailed // no process, no memory: it says nothing about the CLI
+		return exitFailed // no process, no memory: nothing is known about the CLI
 	case e.Interpreter != "", is(exec.ErrDot):
 		return exitNotExecutable
 	case is(fs.ErrNotExist), is(exec.ErrNotFound):

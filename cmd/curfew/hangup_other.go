@@ -4,5 +4,5 @@ package main
 
 import "os"
 
-// hangup never tells anything here: the end of stdin is seen when it is read.
+// hangup returns no channel: the end of stdin is seen when it is read.
 func hangup(*os.File) <-chan struct{} { return nil }

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFlags keep the opening of a FIFO that nobody reads from blocking, and a
-// terminal from becoming ours.
+// openFlags are for files that may be anything: opening does not wait for the reader of a
+// FIFO, and no terminal becomes our controlling terminal.
 const openFlags = unix.O_NONBLOCK | unix.O_NOCTTY
 
 // duplicate returns a copy of a descriptor that curfew was started with, and that can
 // be written to. Position and flags are shared with the original.
 func duplicate(fd int) (*os.File, error) {
 	if fd > 2 && (fd-3 >= len(inherited) || inherited[fd-3] == nil) {
-		return nil, unix.EBADF // also one that we have opened ourselves
+		return nil, unix.EBADF // also for a descriptor that curfew itself opened
 	}
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -35,13 +35,13 @@ func duplicate(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(copied), "descriptor "+strconv.Itoa(fd)), nil
 }
 
-// inherited are the descriptors from 3 on that curfew was started with, each at
-// its number less 3. They are listed before anything is opened here, and they
-// stay referenced: they must not be closed by a finalizer.
+// inherited are the descriptors from 3 on that curfew was started with; descriptor N has the
+// index N-3. They are listed before this program opens any file. The variable keeps them
+// referenced, so that no finalizer closes them.
 var inherited = listInherited()
 
-// listInherited finds what whoever started us left open on purpose. What is
-// close-on-exec is our own runtime's.
+// listInherited finds the descriptors that the parent left open on purpose: those without
+// close-on-exec. The Go runtime opens its own with it.
 func listInherited() []*os.File {
 	var files []*os.File
 	for _, fd := range openDescriptors() {
@@ -65,7 +65,7 @@ func openDescriptors() []int {
 	var fds []int
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		for fd := range 256 { // there is no such list; shells stay below this
+		for fd := range 256 { // without a list; shells use lower numbers
 			fds = append(fds, fd)
 		}
 		return fds

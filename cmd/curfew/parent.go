@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// startedBy is our parent as early as we can ask.
+// startedBy is our parent, as early as it can be read.
 var startedBy = os.Getppid()
 
-// parentPoll is how often the parent is looked for where nothing tells.
+// parentPoll is how often the parent is checked where the system does not report its end.
 const parentPoll = 100 * time.Millisecond
 
-// parentFlag is whether to follow the parent, and its pid, 0 if that was not said.
+// parentFlag says whether to follow the parent, and has its pid, 0 if none was given.
 type parentFlag struct {
 	on  bool
 	pid int
@@ -36,15 +36,14 @@ func (p *parentFlag) Set(s string) error {
 	}
 	pid, err := strconv.Atoi(s)
 	if err != nil || pid <= 0 {
-		return fmt.Errorf("%q is no process ID; write --with-parent, or --with-parent=PID", s)
+		return fmt.Errorf("%q is not a process ID; write --with-parent, or --with-parent=PID", s)
 	}
 	*p = parentFlag{on: true, pid: pid}
 	return nil
 }
 
 // followParent returns a channel that is closed when the process that started
-// curfew is gone; it is closed already if that process is gone by now, which is
-// certain if it is not pid, and pid is not 0.
+// curfew has ended. If pid is not 0 and not our parent, that process has ended already.
 func followParent(pid int) (<-chan struct{}, error) {
 	if pid != 0 && startedBy != pid {
 		gone := make(chan struct{})

@@ -12,8 +12,8 @@ import (
 // watchParent returns a channel that is closed when process ppid, our parent,
 // is gone.
 func watchParent(ppid int) <-chan struct{} {
-	// With a pidfd the number may be used again. That it was still our
-	// parent's when the pidfd was opened is seen afterwards.
+	// With a pidfd it does not matter if the number is used again. The check below shows that
+	// it was still our parent's when the pidfd was opened.
 	pidfd, err := unix.PidfdOpen(ppid, 0)
 	if err != nil { // before Linux 5.3, or refused
 		return pollParent(ppid)
@@ -28,7 +28,7 @@ func watchParent(ppid int) <-chan struct{} {
 		defer close(gone)
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		for fds[0].Revents == 0 {
-			_ = sys.Poll(fds, time.Time{}) // what else can it do but wait
+			_ = sys.Poll(fds, time.Time{}) // on an error it tries again
 		}
 	}()
 	return gone

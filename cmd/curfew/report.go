@@ -14,25 +14,25 @@ import (
 	"curfew/outcome"
 )
 
-// report is where --report leads: to a file, or to something that is written to as
-// it is (a descriptor, a pipe, a device).
+// report is the target of --report: a file that is replaced, or a descriptor, a pipe or a
+// device, which is written to as it is.
 type report struct {
-	name     string      // as it was given
-	path     string      // of the file, without links; "" if out is what is written to
+	name     string      // as the user gave it
+	path     string      // of the file, without links; "" if the target is out
 	perm     fs.FileMode // of the file
-	replaces bool        // there is a file already, which had perm
-	out      *os.File    // without a path: what is written to; else a file without a name, or nil
+	replaces bool        // a file exists, and has perm
+	out      *os.File    // without a path: the target; else a file without a name, or nil
 }
 
 // reportLimit bounds the writing: a file system can hang.
 const reportLimit = 2 * time.Second
 
-// reportSpace is what is reserved for a report where the file system can do that,
-// so that a CLI that fills the disk does not prevent it. Larger ones are rare.
+// reportSpace is reserved for a report, where the file system can do that, so that the
+// report can be written although the CLI fills the disk. Larger reports are rare.
 const reportSpace = 64 << 10
 
-// newReport checks, before anything runs, that the report can be written. It keeps
-// open what the writing needs, and changes nothing that is there.
+// newReport checks, before anything runs, that the report can be written. It opens the files
+// that the writing needs, and changes no file that exists.
 func newReport(name string) (*report, error) {
 	r := &report{name: name, perm: 0o666}
 	if err := r.prepare(); err != nil {
@@ -57,8 +57,8 @@ func (r *report) prepare() error {
 	fi, err := os.Lstat(path)
 	switch {
 	case made:
-		// A link there is the open file itself, and the name that it shows can be
-		// another file's: that is not replaced.
+		// A link there stands for an open file. Another file can have the name that the
+		// link shows, and must not be replaced.
 		r.out, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND|openFlags, 0)
 		return err
 	case errors.Is(err, fs.ErrNotExist):
@@ -91,9 +91,9 @@ func (r *report) prepare() error {
 	return err
 }
 
-// followLinks resolves the links in name, down to a file's own name, which need not
-// exist yet. made reports that the system makes that name up (/proc): such links are
-// not followed, since they lead to open files and not to names.
+// followLinks resolves the links in name. The file that it leads to need not exist. made
+// reports whether the system makes the name up (/proc): such links are
+// not followed, because they lead to open files and not to names.
 func followLinks(name string) (path string, made bool, err error) {
 	const most = 40 // as the kernel
 	for range most {
@@ -110,7 +110,7 @@ func followLinks(name string) (path string, made bool, err error) {
 		}
 		link, err := os.Readlink(path)
 		if err != nil {
-			return path, false, nil // no link, or nothing there; the rest is to be seen
+			return path, false, nil // not a link, or no such file
 		}
 		if name = link; !filepath.IsAbs(link) {
 			name = dir + string(filepath.Separator) + link
@@ -119,9 +119,9 @@ func followLinks(name string) (path string, made bool, err error) {
 	return "", false, &fs.PathError{Op: "open", Path: name, Err: syscall.ELOOP}
 }
 
-// clear removes the file that is to be replaced: it is about another run, and must not
-// be read as about this one should that be killed.
-func (r *report) clear() error {
+// removeOld removes the file that is to be replaced. It describes another run, and nobody
+// must take it for the report of this one, should curfew be killed.
+func (r *report) removeOld() error {
 	if r.path == "" {
 		return nil
 	}
@@ -131,14 +131,14 @@ func (r *report) clear() error {
 	return nil
 }
 
-// temp creates a file beside the report's.
+// temp creates a file in the directory of the report.
 func (r *report) temp() (*os.File, error) {
 	return os.OpenFile(r.tempName(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, r.perm)
 }
 
 func (r *report) tempName() string {
 	dir, base := filepath.Split(r.path)
-	// A name of 255 bytes is allowed, and ours is longer.
+	// A name can have 255 bytes, and this one is longer than base.
 	return filepath.Join(dir, "."+base[:min(len(base), 64)]+"."+rand.Text()+".tmp")
 }
 
@@ -172,14 +172,14 @@ func (r *report) put(data []byte) error {
 		if r.fill(r.out, data) == nil && giveName(r.out, name) == nil && r.move(name) == nil {
 			return nil
 		}
-		// There can be another directory by that name now: once more.
+		// The directory can have been replaced: try once more, by name.
 	}
 	f, err := r.temp()
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(r.fill(f, data), f.Close()); err != nil {
-		_ = os.Remove(f.Name()) // the caller learns that there is no report
+		_ = os.Remove(f.Name()) // the other error is reported
 		return err
 	}
 	return r.move(f.Name())
@@ -203,12 +203,12 @@ func (r *report) move(name string) error {
 	return err
 }
 
-// stalled is how long a reader of stdout may hold up the end of an invocation
+// stalled is how long a slow reader of stdout can delay the end of an invocation
 // that was stopped.
 const stalled = time.Second
 
-// printJSON writes the outcome to stdout. A slow reader is waited for; after a
-// stop, which has a bound, not for long, and never beyond another signal.
+// printJSON writes the outcome to stdout. It waits for a slow reader; after a stop, which has
+// a bound, only as long as stalled, and not beyond another signal.
 func printJSON(o outcome.Outcome, signaled <-chan struct{}) error {
 	data, err := json.Marshal(o)
 	if err != nil {

@@ -33,8 +33,8 @@ func ownDescriptor(path string) (int, bool) {
 	return fd, ok && isFD && err == nil
 }
 
-// unnamed creates a file without a name that no kill can leave behind, with space for
-// a report. It returns no file where the file system has no such files, and an error
+// unnamed creates a file without a name, which no kill leaves behind, with space for
+// a report. It returns nil where the file system has no such files, and an error
 // if the disk is full.
 func unnamed(dir string, perm fs.FileMode, space int64) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, perm)
@@ -49,8 +49,8 @@ func unnamed(dir string, perm fs.FileMode, space int64) (*os.File, error) {
 	return f, nil
 }
 
-// giveName gives a file from unnamed its name. What was reserved beyond its size is
-// given back.
+// giveName gives a file from unnamed its name, and frees the space that the report does not
+// need.
 func giveName(f *os.File, name string) error {
 	fi, err := f.Stat()
 	if err == nil {

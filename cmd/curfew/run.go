@@ -38,37 +38,37 @@ type runFlags struct {
 	stateDir    string
 	withParent  parentFlag
 	stdinEOF    span
-	onStdinEOF  bool // --stdin-eof was given; its 0 is no time at all
+	onStdinEOF  bool // --stdin-eof was given; 0 then stops the CLI at once
 }
 
-const runLong = `Run the program CLI with its arguments and, when it has ended or is stopped, see
-to it that nothing which it started is left.
+const runLong = `Run the program CLI with its arguments. When CLI has ended or is stopped, end
+everything that it started.
 
-Its input and output are those of curfew. In a terminal (stdin, stdout and stderr
-are the same one) CLI gets a terminal of its own, which curfew passes on; what is
-typed there, Ctrl-C too, goes to CLI alone. There is no job control between the
-two: Ctrl-Z goes to CLI, and curfew itself is not suspended by it. Open
-descriptors from 3 on are passed on as well. With --output-limit the output goes
-through a pipe, with --stdin-eof the input does, and with --json there is none but
-the outcome.
+CLI gets the input and output of curfew. If stdin, stdout and stderr are the same
+terminal, CLI gets a terminal of its own, and curfew copies between the two;
+everything that is typed, Ctrl-C too, goes to CLI alone. There is no job control:
+Ctrl-Z goes to CLI and does not suspend curfew. Open descriptors from 3 on are
+passed on as well. With --output-limit the output goes through a pipe, with
+--stdin-eof the input does, and with --json curfew prints the outcome and nothing
+else.
 
 A time is written like 5 (seconds), 0.5, 300ms, 1m30s or 2d.
 
 The first SIGINT, SIGTERM, SIGHUP or SIGQUIT to curfew stops CLI with that signal.
-A second one, not in the same moment, kills what is left at once. SIGINT and
-SIGHUP stay ignored where curfew was started so (nohup).
+A second one, at least 50 ms later, kills at once. If curfew is started with
+SIGINT or SIGHUP ignored (nohup), both stay ignored.
 
 Exit codes, the first that applies:
   125    used wrongly, or failed before the start
   127    CLI was not found
   126    CLI was found, but cannot be executed
-  122    it is not shown that nothing is left
-  128+N  curfew was told to stop by signal N
+  122    some process of CLI may be alive: its end could not be shown
+  128+N  signal N stopped curfew
   124    the timeout ran out
   123    stopped for another reason (--output-limit, --with-parent, --stdin-eof),
-         or CLI's exit code is 0 and its output, or the outcome, is lost
+         or CLI's exit code is 0 and its output, or the outcome, was lost
   128+N  CLI died by signal N
-  else   that of CLI`
+  else   the exit code of CLI`
 
 func newRunCommand() *cobra.Command {
 	f := &runFlags{
@@ -78,7 +78,7 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                   "run [flags] -- CLI [ARG...]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Run a program, and leave nothing of it behind",
+		Short:                 "Run a program, and end everything that it starts",
 		Long:                  runLong,
 		Example: `  curfew run --timeout 30s -- make test
   curfew run --with-parent --stdin-eof 2s -- some-stdio-server
@@ -93,7 +93,7 @@ func newRunCommand() *cobra.Command {
 			f.onStdinEOF = cmd.Flags().Changed("stdin-eof")
 			for _, name := range []string{"report", "dir", "state-dir"} {
 				if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
-					return fmt.Errorf("--%s is given and empty", name) // a variable that is not set
+					return fmt.Errorf("--%s is empty", name) // often an unset variable
 				}
 			}
 			if code := f.run(args); code != 0 {
@@ -106,38 +106,38 @@ func newRunCommand() *cobra.Command {
 		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	flags := cmd.Flags()
-	flags.SetInterspersed(false) // what follows the CLI's name is the CLI's
+	flags.SetInterspersed(false) // flags after the CLI's name are the CLI's
 	flags.SortFlags = false
 	flags.VarP(&f.timeout, "timeout", "t", "stop CLI after this time; 0 is no limit")
 	flags.VarP(&f.signal, "signal", "s", "the signal that a stop begins with: TERM, SIGTERM or 15")
 	flags.VarP(&f.grace, "grace", "g", "time between that signal and SIGKILL")
 	flags.Var(&f.killWait, "kill-wait", "how long to wait for the end after SIGKILL")
-	flags.Var(&f.drain, "drain", "how long to wait for the end of the output when all have ended")
-	flags.Var(&f.linger, "linger", "how long what is left may go on when CLI has ended by itself,\nwhile it still holds CLI's input or output or reads from a pipe")
-	flags.Var(f.afterExit, "after-exit", "what is left when CLI has ended by itself: terminate it, wait for\nit, or leave it")
-	flags.Var(f.audience, "audience", "who gets the signal: leader-first (the others after a third of the\ngrace, or when CLI has ended), everyone, or leader-only")
-	flags.StringVar(&f.report, "report", "", "write the outcome as JSON into `FILE`, which is replaced: it is\nthere whole or not at all; /dev/stderr or /dev/fd/N, and what is\nno regular file, is written to as it is")
-	flags.BoolVar(&f.json, "json", false, "print the outcome, with the output in it, as JSON on stdout and\nnothing else")
+	flags.Var(&f.drain, "drain", "how long to wait for the end of the output after all processes\nhave ended")
+	flags.Var(&f.linger, "linger", "after CLI has ended by itself, how long processes that it left may\ngo on: while they hold its input or output, or read from a pipe")
+	flags.Var(f.afterExit, "after-exit", "what to do with processes that CLI left when it ended by itself:\nterminate, wait for them, or leave them")
+	flags.Var(f.audience, "audience", "which processes get the signal: leader-first (the others after a\nthird of the grace, or when CLI has ended), everyone, or\nleader-only")
+	flags.StringVar(&f.report, "report", "", "write the outcome as JSON to `FILE`, which is replaced in one step;\n/dev/stderr, /dev/fd/N and what is not a regular file are written\nto as they are")
+	flags.BoolVar(&f.json, "json", false, "print the outcome, with the output in it, as JSON on stdout, and\nnothing else")
 	flags.Var(&f.maxOutput, "max-output", "how many bytes of each stream --json keeps: 1048576, 1024K or 1M")
-	flags.Var(&f.outputLimit, "output-limit", "stop CLI when it has written more bytes than this; 0 is no limit")
+	flags.Var(&f.outputLimit, "output-limit", "stop CLI when it writes more bytes than this; 0 is no limit")
 	flags.StringVar(&f.dir, "dir", "", "run CLI in the directory `DIR`")
 	flags.Var(&f.env, "env", "set a variable in CLI's environment; can be repeated")
-	flags.BoolVar(&f.clearEnv, "clear-env", false, "begin with an empty environment")
-	flags.BoolVar(&f.tempDir, "temp-dir", false, "give CLI a private TMPDIR, which is removed in the end")
-	flags.StringVar(&f.stateDir, "state-dir", "", "keep a journal of what runs, and how it ended, in the directory\n`DIR`")
-	flags.Var(&f.withParent, "with-parent", "stop when the process that started curfew is gone; --with-parent=PID\n(with the =) also if process PID was gone before curfew could look")
+	flags.BoolVar(&f.clearEnv, "clear-env", false, "start CLI with an empty environment, but for --env")
+	flags.BoolVar(&f.tempDir, "temp-dir", false, "give CLI a private TMPDIR, which is removed at the end")
+	flags.StringVar(&f.stateDir, "state-dir", "", "keep a journal of what runs and how it ended in the directory `DIR`")
+	flags.Var(&f.withParent, "with-parent", "stop CLI when the process that started curfew has ended;\n--with-parent=PID (with the =) works also if process PID ended\nbefore curfew could check")
 	flags.Lookup("with-parent").NoOptDefVal = "true"
 	flags.Var(&f.stdinEOF, "stdin-eof", "when stdin ends, give CLI this time to end by itself, then stop it")
 	return cmd
 }
 
-// startThreads is for what begins while the first helper is being started: copying, and
-// waiting for signals and for our parent. The library adds more.
+// startThreads is how many threads curfew needs while the first helper starts: to copy, and
+// to wait for signals and for our parent. The library adds more.
 const startThreads = 4
 
 // run runs the CLI and returns the exit code.
 func (f *runFlags) run(argv []string) int {
-	runtime.GOMAXPROCS(2) // the more, the more threads can be wanted
+	runtime.GOMAXPROCS(2) // with more, the runtime can want more threads
 	supervisor.IdleThreads(startThreads)
 	v := newVoice(os.Stderr)
 	defer v.close()
@@ -181,7 +181,7 @@ func (f *runFlags) run(argv []string) int {
 	}
 	a, err := adapter.New(adapter.Options{StateDir: f.stateDir})
 	if err == nil && rep != nil {
-		err = rep.clear()
+		err = rep.removeOld()
 	}
 	if err != nil {
 		v.say("%v", err)
@@ -197,7 +197,7 @@ func (f *runFlags) run(argv []string) int {
 		if err != nil {
 			v.say("%v", err)
 			if code == 0 {
-				code = exitStopped // nobody has the outcome
+				code = exitStopped // the outcome is lost
 			}
 		}
 	}
@@ -211,17 +211,17 @@ func (f *runFlags) run(argv []string) int {
 	return code
 }
 
-// release lets the helper end before we do, so that whoever waits for us finds
-// nothing left.
+// release lets the helper end before curfew does, so that a process that waits for curfew
+// finds no helper.
 func release(a *adapter.Adapter) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseLimit)
 	defer cancel()
-	_ = a.Shutdown(ctx) // one with survivors goes on without us
+	_ = a.Shutdown(ctx) // a helper with survivors goes on without curfew
 }
 
 const releaseLimit = time.Second
 
-// command is what is run, but for its descriptors.
+// command returns the command to run, without its descriptors.
 func (f *runFlags) command(argv []string) adapter.Command {
 	c := adapter.Command{
 		Path: argv[0], Args: argv[1:], Dir: f.dir, Timeout: time.Duration(f.timeout),
@@ -250,8 +250,8 @@ func (f *runFlags) command(argv []string) adapter.Command {
 	return c
 }
 
-// connect gives the CLI its input and output. The terminal, if there is one,
-// belongs to the caller.
+// connect gives the CLI its input and output. The caller closes the terminal, if connect
+// returns one.
 func (f *runFlags) connect(c *adapter.Command, v *voice, stop func(error), hangUp func()) *terminal {
 	if !f.json && !f.onStdinEOF && f.outputLimit == 0 && onTerminal() {
 		term, err := openTerminal(v, hangUp)
@@ -267,13 +267,13 @@ func (f *runFlags) connect(c *adapter.Command, v *voice, stop func(error), hangU
 		go in.stopAfterEnd(time.Duration(f.stdinEOF), hangup(os.Stdin), stop)
 		c.Stdin = in
 	case isTerminal(os.Stdin) && inBackground():
-		// The CLI, in a session of its own, would not be stopped as we would,
-		// but take what is typed for the shell.
+		// The CLI, in a session of its own, would not be suspended when it reads, as
+		// curfew would be: it would take what is typed for the shell.
 	default:
 		c.Stdin = os.Stdin
 	}
 	switch {
-	case f.json: // kept for the outcome
+	case f.json: // the outcome has the output
 	case f.outputLimit > 0:
 		c.Stdout, c.Stderr = &through{os.Stdout}, &through{os.Stderr}
 		if sameFile(os.Stdout, os.Stderr) {
@@ -285,7 +285,7 @@ func (f *runFlags) connect(c *adapter.Command, v *voice, stop func(error), hangU
 	return nil
 }
 
-// through hides that it is a file, which would go to the CLI uncounted.
+// through hides that the Writer is a file: a file would go to the CLI and not be counted.
 type through struct{ io.Writer }
 
 func sameFile(a, b *os.File) bool {

@@ -23,15 +23,16 @@ import (
 func newSelftestCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "selftest [BEHAVIOUR...]",
-		Short: "Run CLIs that misbehave on purpose, and show how they end on this machine",
+		Short: "Run programs that misbehave on purpose, and show how they end on this machine",
 		Long: `selftest runs one misbehaving program after another on this machine, ends it, and
-prints a line for each: how it ended, how long that took, and what shows that
-nothing is left. Each process of such a program beats in a file every few
-milliseconds and holds a FIFO; afterwards the heartbeat must have stopped and the
-FIFO must be at its end. A canary beside them must never get a signal.
+prints a line for each: how it ended, how long that took, and what proves that no
+process of it is alive. Each process of such a program writes a byte to a file (its
+heartbeat) every few milliseconds and holds a FIFO; afterwards the heartbeat must
+have stopped, and the FIFO must be at its end. A process beside them (the canary)
+must never get a signal.
 
-Without arguments all behaviours are run. The exit code is 1 if one was not
-shown.`,
+Without arguments selftest runs all behaviours. The exit code is 1 if one of them
+was not ended, or its end not proven.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := chosen(args)
 			if err != nil {
@@ -51,17 +52,17 @@ shown.`,
 	}
 }
 
-// chosen returns the fixtures with the given names, or all that can be run
+// chosen returns the fixtures with the given names, or all that can run
 // here.
 func chosen(names []string) ([]fixtures.Fixture, error) {
 	var list []fixtures.Fixture
 	for _, name := range names {
 		f, ok := fixtures.Find(name)
 		if !ok {
-			return nil, fmt.Errorf("selftest: no such behaviour: %s (without arguments all of them are run and named)", name)
+			return nil, fmt.Errorf("selftest: no such behaviour: %s (without arguments, selftest runs and names all of them)", name)
 		}
 		if f.NeedsTaskLimit {
-			return nil, fmt.Errorf("selftest: %s takes every process that there can be; it is run by the tests, below a limit", name)
+			return nil, fmt.Errorf("selftest: %s starts as many processes as the system allows; only tests run it, below a limit", name)
 		}
 		list = append(list, f)
 	}
@@ -76,7 +77,7 @@ func chosen(names []string) ([]fixtures.Fixture, error) {
 	return list, nil
 }
 
-// shown is what one behaviour came to.
+// shown is the result of one behaviour.
 type shown struct {
 	fixture fixtures.Fixture
 	outcome outcome.Outcome
@@ -144,8 +145,8 @@ func brief(s string) string {
 }
 
 // The patience of show: how long a fixture may take to come to life, and how
-// long a process that had outlived its end would take to beat again. They bound
-// the wait and decide nothing else.
+// long a process that is alive after the end would take to write to its heartbeat. They
+// bound the waiting and decide nothing else.
 const (
 	aliveWithin = 20 * time.Second
 	beatWithin  = 300 * time.Millisecond

@@ -27,46 +27,46 @@ var (
 	errStdinEnded = errors.New("stdin ended")
 )
 
-// signals are those sent to curfew. The first one stops the CLI with the same
-// signal, a second one ends its grace.
+// signals receives the signals sent to curfew. The first one stops the CLI with the same
+// signal; a second one ends the grace.
 type signals struct {
 	caught chan os.Signal
 	told   atomic.Int32  // the first signal
 	kill   chan struct{} // closed by the second
-	again  chan struct{} // gets something with every signal after the first
+	again  chan struct{} // receives for every signal after the first
 }
 
-// echo is how soon a second signal is taken for the first one again: at the
-// end of a terminal both the kernel and the shell send SIGHUP, systemd sends
-// SIGHUP right after SIGTERM, and a wrapper forwards the SIGINT that a terminal
-// has sent to us too.
+// echo is the time in which a second signal counts as a repetition of the first one: when a
+// terminal closes, both the kernel and the shell send SIGHUP; systemd sends
+// SIGHUP right after SIGTERM; a wrapper forwards the SIGINT that the terminal
+// sent to curfew as well.
 const echo = 50 * time.Millisecond
 
 func catchSignals(stop context.CancelCauseFunc, v *voice) *signals {
 	s := &signals{caught: make(chan os.Signal, 8), kill: make(chan struct{}), again: make(chan struct{}, 1)}
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
-		// nohup, or a shell that put us in the background. For SIGTERM there is
-		// no such use.
+		// nohup ignores them, and so does a shell that starts a background job. No program
+		// has a reason to ignore SIGTERM for us.
 		if sig != syscall.SIGTERM && signal.Ignored(sig) {
 			continue
 		}
 		signal.Notify(s.caught, sig)
 	}
-	// A closed stderr must not end us before the tree is gone. Ignoring the
-	// signal would be inherited.
+	// A closed stderr must not end curfew before the tree has ended. The CLI would inherit
+	// that the signal is ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go s.follow(stop, v)
 	return s
 }
 
-// hangUp does what SIGHUP would do.
+// hangUp acts as if curfew received SIGHUP.
 func (s *signals) hangUp() {
 	if signal.Ignored(syscall.SIGHUP) {
 		return
 	}
 	select {
 	case s.caught <- syscall.SIGHUP:
-	default: // there are enough
+	default: // enough signals wait already
 	}
 }
 
@@ -99,18 +99,18 @@ func (s *signals) follow(stop context.CancelCauseFunc, v *voice) {
 // signal returns the first signal, 0 if there was none.
 func (s *signals) signal() syscall.Signal { return syscall.Signal(s.told.Load()) }
 
-// input is our stdin on its way to the CLI, observed for its end.
+// input reads our stdin for the CLI, and notes its end.
 type input struct {
 	from   io.Reader
 	ended  chan struct{} // closed at the end
-	moving chan struct{} // gets something when bytes came
+	moving chan struct{} // receives when bytes were read
 }
 
 func newInput(from io.Reader) *input {
 	return &input{from: from, ended: make(chan struct{}), moving: make(chan struct{}, 1)}
 }
 
-// Read is for one goroutine, and not for use after the end.
+// Read is for one goroutine. It must not be called after an error.
 func (in *input) Read(p []byte) (int, error) {
 	n, err := in.from.Read(p)
 	if err != nil {
@@ -124,9 +124,9 @@ func (in *input) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stopAfterEnd asks for a stop when the input has ended and the CLI has had d
-// to end by itself. Someone who closed the other end while the CLI does not
-// read what is still there counts too: hungUp is closed then.
+// stopAfterEnd calls stop when the CLI has not ended by itself within d after the end of
+// the input. The end counts also if the CLI does not read the rest of the input: hungUp is
+// closed when the other end is.
 func (in *input) stopAfterEnd(d time.Duration, hungUp <-chan struct{}, stop func(error)) {
 	ended := in.ended
 	select {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// terminal is not to be had here: the CLI gets our files as they are.
+// terminal is not supported here: the CLI gets our files as they are.
 type terminal struct{ cli *os.File }
 
 func onTerminal() bool         { return false }

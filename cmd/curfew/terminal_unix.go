@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pty for the CLI, whose session cannot be ours, and the copying
-// between it and the terminal that curfew runs in. That one is in raw mode
-// meanwhile: what is typed, Ctrl-C too, reaches the CLI through its own
-// terminal, and once.
+// terminal is a pty for the CLI, which has a session of its own, and the copying
+// between the pty and the terminal that curfew runs in. Curfew's terminal is in raw mode
+// in the meantime: everything that is typed, Ctrl-C too, reaches the CLI once, through the
+// pty.
 type terminal struct {
 	cli    *os.File // the CLI's side
 	master *os.File
@@ -27,12 +27,12 @@ type terminal struct {
 	saved  *unix.Termios
 	closed bool
 	caught chan os.Signal
-	resume chan struct{} // gets something when we may be in the foreground again
+	resume chan struct{} // receives when we may be in the foreground again
 }
 
-// onTerminal reports whether the CLI is to have a terminal: all that it would
-// be given is one and the same. If the output goes to a pipe, raw mode would
-// garble what the next program in the pipeline writes.
+// onTerminal reports whether the CLI gets a terminal: stdin, stdout and stderr are the same
+// terminal. If the output went to a pipe, raw mode would garble what the next program
+// of the pipeline writes.
 func onTerminal() bool {
 	if !isTerminal(os.Stdin) {
 		return false
@@ -54,15 +54,15 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// inBackground reports whether our terminal's job control has put us in the
-// background, where reading from it or changing it would stop us.
+// inBackground reports whether job control has put us in the
+// background, where to read from the terminal or to change it would stop us.
 func inBackground() bool {
 	pgrp, err := unix.IoctlGetInt(int(os.Stdin.Fd()), unix.TIOCGPGRP)
 	return err == nil && pgrp != unix.Getpgrp()
 }
 
-// openTerminal makes the terminal and begins to copy. hangUp is called when ours
-// is gone.
+// openTerminal makes the terminal and begins to copy. It calls hangUp when our own terminal
+// has hung up.
 func openTerminal(v *voice, hangUp func()) (*terminal, error) {
 	master, cli, err := pty.Open()
 	if err != nil {
@@ -73,12 +73,12 @@ func openTerminal(v *voice, hangUp func()) (*terminal, error) {
 		caught: make(chan os.Signal, 4), resume: make(chan struct{}, 1),
 	}
 	if !inBackground() {
-		// In the background these are a shell's that is editing a line.
+		// In the background the settings are those of a shell that edits a line.
 		if own, err := unix.IoctlGetTermios(int(os.Stdin.Fd()), getTermios); err == nil {
-			_ = unix.IoctlSetTermios(int(cli.Fd()), setTermios, own) // else it has what every terminal begins with
+			_ = unix.IoctlSetTermios(int(cli.Fd()), setTermios, own) // otherwise it keeps the defaults
 		}
 	}
-	_ = pty.InheritSize(os.Stdin, master) // else it has no size, which programs know
+	_ = pty.InheritSize(os.Stdin, master) // otherwise it has no size; programs can handle that
 	signal.Notify(t.caught, syscall.SIGWINCH, syscall.SIGCONT)
 	t.passTypedAhead()
 	t.enter()
@@ -88,14 +88,14 @@ func openTerminal(v *voice, hangUp func()) (*terminal, error) {
 	return t, nil
 }
 
-// passTypedAhead passes on the lines that were typed before curfew ran. In raw
-// mode an end of input among them would be read as a NUL byte.
+// passTypedAhead passes on the lines that were typed before curfew started. In raw
+// mode, an end of input among them would be read as a NUL byte.
 func (t *terminal) passTypedAhead() {
 	own, err := unix.IoctlGetTermios(int(os.Stdin.Fd()), getTermios)
 	if err != nil || own.Lflag&unix.ICANON == 0 {
 		return
 	}
-	buf := make([]byte, 4<<10) // the longest line there is
+	buf := make([]byte, 4<<10) // the longest line that a terminal keeps
 	for range cap(buf) {
 		if inBackground() || !awaitInput(os.Stdin, 0) {
 			return
@@ -113,7 +113,7 @@ func (t *terminal) passTypedAhead() {
 	}
 }
 
-// enter puts our terminal in raw mode, if it is ours now.
+// enter puts our terminal in raw mode, if we are in the foreground.
 func (t *terminal) enter() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,15 +144,15 @@ func raw(t unix.Termios) *unix.Termios {
 	return &t
 }
 
-// restore leaves our terminal as it was found. It can be called at any time,
+// restore sets our terminal back to how it was. It can be called at any time,
 // and more than once.
 func (t *terminal) restore() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	// In the background it is somebody else's.
+	// In the background, another process uses it.
 	if t.saved != nil && !inBackground() {
-		// Not after the output has gone out: that can take for ever.
+		// It does not wait for pending output, which can block for ever.
 		_ = unix.IoctlSetTermios(int(os.Stdin.Fd()), setTermios, t.saved)
 	}
 	t.saved = nil
@@ -167,10 +167,10 @@ func (t *terminal) guard() {
 	}
 }
 
-// close ends the copying, for which it waits as long as limit, and restores the
-// terminal. The tree is gone by then.
+// close ends the copying, for which it waits at most limit, and restores the
+// terminal. It is called after the tree has ended.
 func (t *terminal) close(limit time.Duration) {
-	_ = t.cli.Close() // the last one: the master reads to the end now
+	_ = t.cli.Close() // the last descriptor: the master now reads to the end
 	select {
 	case <-t.copied:
 	case <-time.After(limit):
@@ -179,7 +179,7 @@ func (t *terminal) close(limit time.Duration) {
 	signal.Stop(t.caught)
 }
 
-// follow passes on changes of the size, and takes the terminal again after we
+// follow passes on changes of the size, and sets raw mode again after we
 // were suspended.
 func (t *terminal) follow() {
 	defer t.guard()
@@ -191,20 +191,21 @@ func (t *terminal) follow() {
 			default:
 			}
 		}
-		_ = pty.InheritSize(os.Stdin, t.master) // the old size stays
+		_ = pty.InheritSize(os.Stdin, t.master) // on an error the old size stays
 	}
 }
 
-// copyOut ends with EIO, when no process has the CLI's side open.
+// copyOut copies what the CLI writes, until the read fails with EIO: no process has the
+// CLI's side open any more.
 func (t *terminal) copyOut() {
 	defer t.guard()
 	defer close(t.copied)
 	buf := make([]byte, 32<<10)
-	var gone error
+	var failed error
 	for {
 		n, err := t.master.Read(buf)
-		if n > 0 && gone == nil {
-			_, gone = os.Stdout.Write(buf[:n]) // if there is no reader the CLI goes on all the same
+		if n > 0 && failed == nil {
+			_, failed = os.Stdout.Write(buf[:n]) // without a reader the CLI goes on all the same
 		}
 		if err != nil {
 			return
@@ -212,11 +213,11 @@ func (t *terminal) copyOut() {
 	}
 }
 
-// foregroundPoll is how often we look whether we are in the foreground where no
-// SIGCONT told: a shell need not send one to a job that runs.
+// foregroundPoll is how often we check whether we are in the foreground: a shell need not
+// send SIGCONT to a job that runs.
 const foregroundPoll = 250 * time.Millisecond
 
-// copyIn copies what is typed. In the background it would be the shell's.
+// copyIn copies what is typed, as long as we are in the foreground.
 func (t *terminal) copyIn(hangUp func()) {
 	defer t.guard()
 	buf := make([]byte, 4<<10)
@@ -231,7 +232,7 @@ func (t *terminal) copyIn(hangUp func()) {
 			t.passTypedAhead()
 			t.enter()
 		}
-		// Waiting, unlike reading, does not stop a process in the background.
+		// To wait, unlike to read, does not stop a process in the background.
 		if !awaitInput(os.Stdin, -1) || inBackground() {
 			continue
 		}
@@ -242,14 +243,15 @@ func (t *terminal) copyIn(hangUp func()) {
 			}
 		}
 		if err != nil {
-			hangUp() // the kernel tells a session's leader, which we need not be
+			hangUp() // the kernel sends SIGHUP to the leader of our session alone
 			return
 		}
 	}
 }
 
-// awaitInput waits until a read from f would not block, for the given time; -1
-// is without limit.
+// awaitInput waits until a read from f would not block, at most for the given time; -1
+// is no limit. It also returns false when a signal interrupts it: we may be in the
+// background by then.
 func awaitInput(f *os.File, limit time.Duration) bool {
 	var until *unix.Timeval
 	if limit >= 0 {

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// voice says what curfew has to say, a line for each event. It never blocks
-// for long: stderr can be a pipe that nobody reads.
+// voice writes messages to stderr, a line for each event. It never blocks
+// for long: stderr can be a pipe without a reader.
 type voice struct {
 	lines chan string
 	done  chan struct{}
-	raw   atomic.Bool // the terminal does not add the carriage returns
+	raw   atomic.Bool // the terminal is in raw mode and adds no carriage returns
 
 	mu     sync.Mutex
 	closed bool
 }
 
 const (
-	// voiceLimit is how long close waits for what is not written yet.
+	// voiceLimit is how long close waits for the lines that are not written yet.
 	voiceLimit = 200 * time.Millisecond
 	// voiceLines is how many lines can wait to be written; more are dropped.
 	voiceLines = 64
@@ -36,13 +36,13 @@ func newVoice(w io.Writer) *voice {
 			if v.raw.Load() {
 				end = "\r\n"
 			}
-			_, _ = io.WriteString(w, line+end) // there is nobody to tell
+			_, _ = io.WriteString(w, line+end) // an error cannot be reported anywhere
 		}
 	}()
 	return v
 }
 
-// say adds "curfew: " unless it is there.
+// say writes a line. It adds the prefix "curfew: " if the line does not have it.
 func (v *voice) say(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	if !strings.HasPrefix(line, "curfew: ") {
@@ -59,7 +59,8 @@ func (v *voice) say(format string, args ...any) {
 	}
 }
 
-// close waits for what was said, bounded. What is said afterwards is dropped.
+// close waits for the lines that are not written yet, at most voiceLimit. Lines that come
+// later are dropped.
 func (v *voice) close() {
 	v.mu.Lock()
 	v.closed = true
