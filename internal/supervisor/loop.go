@@ -4,12 +4,10 @@ package supervisor
 
 import (
 	"errors"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"curfew/internal/fault"
 	"curfew/internal/sys"
 	"curfew/internal/wire"
 )
@@ -116,27 +114,17 @@ func (l *loop) await(until time.Time, tree, leader int) {
 
 // wait polls until a descriptor is ready or the time has come; the zero time never comes.
 func wait(fds []unix.PollFd, until time.Time) {
-	for {
-		err := error(fault.At(fault.Poll))
-		if err == syscall.Errno(0) {
-			err = poll(fds, until)
-		}
-		switch err {
-		case nil:
-			return
-		case unix.EINTR:
-			continue
-		}
-		// The kernel is short of memory. The loop must neither become deaf nor spin: it
-		// acts as if each descriptor were ready.
-		for i := range fds {
-			if fds[i].Fd >= 0 {
-				fds[i].Revents = unix.POLLERR
-			}
-		}
-		sys.Pause(10 * time.Millisecond)
+	if sys.Poll(fds, until) == nil {
 		return
 	}
+	// The kernel is short of memory. The loop must neither become deaf nor spin: it acts as if
+	// each descriptor were ready.
+	for i := range fds {
+		if fds[i].Fd >= 0 {
+			fds[i].Revents = unix.POLLERR
+		}
+	}
+	sys.Pause(10 * time.Millisecond)
 }
 
 // earlier returns the earlier of two times, of which zero means never.

@@ -3,7 +3,6 @@ package supervisor
 import (
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,17 +47,6 @@ func watchCaller() int {
 	// tells of it.
 	_, _ = unix.Kevent(kq, change, nil, nil)
 	return kq
-}
-
-// poll waits until something is ready or the time has come; the zero time never
-// comes.
-func poll(fds []unix.PollFd, until time.Time) error {
-	ms := -1
-	if !until.IsZero() {
-		ms = int(min((max(time.Until(until), 0)+time.Millisecond-1)/time.Millisecond, 1<<30))
-	}
-	_, err := unix.Poll(fds, ms)
-	return err
 }
 
 // notifier returns a descriptor that becomes readable when something is written to the

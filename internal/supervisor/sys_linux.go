@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -48,18 +47,6 @@ func shortenSlice(forking int, state *State) {
 // watchCaller returns a descriptor that is readable when the caller is gone, which
 // the caller has sent; -1 if there is none.
 func watchCaller() int { return pollable(wire.CallerFD) }
-
-// poll waits until something is ready or the time has come; the zero time never
-// comes.
-func poll(fds []unix.PollFd, until time.Time) error {
-	var ts *unix.Timespec
-	if !until.IsZero() {
-		t := unix.NsecToTimespec(int64(max(time.Until(until), 0)))
-		ts = &t
-	}
-	_, err := unix.Ppoll(fds, ts, nil)
-	return err
-}
 
 // notifier returns a descriptor that becomes readable when eight bytes are written
 // to the other one, which is the same.

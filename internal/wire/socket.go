@@ -91,7 +91,7 @@ func (s *helperSocket) pause(d time.Duration) error {
 // poll waits until a descriptor is ready or the time has come, or less.
 func poll(fds []unix.PollFd, until time.Time) {
 	if sys.Poll(fds, until) != nil {
-		time.Sleep(10 * time.Millisecond) // the kernel is short of memory
+		sys.Pause(10 * time.Millisecond) // the kernel is short of memory
 	}
 }
 
