@@ -100,7 +100,7 @@ func TestCLISpeaksForItsSupervisor(t *testing.T) {
 				ev, err := h.Next()
 				if err != nil {
 					if !errors.Is(err, wire.ErrOtherSender) {
-						t.Errorf("the caller is told %v", err)
+						t.Errorf("the caller gets %v", err)
 					}
 					break
 				}

@@ -168,7 +168,7 @@ func pidAgain(dir string, two bool) error {
 		return err
 	}
 	if _, err := h.Swept(time.Now().Add(300 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("a member of the lost one's tree is there, and the guard says %v", err)
+		return fmt.Errorf("a member of the lost one's tree is there, and the guard reports %v", err)
 	}
 	release()
 	if _, err := h.Swept(time.Now().Add(patience)); err != nil {

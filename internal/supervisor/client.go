@@ -171,7 +171,7 @@ func (c *Client) Group() string { return groupName(c.pid, c.id) }
 func (c *Client) Cgroup() string { return c.origin.cgroup }
 
 // Watch sends the guard the duties that are left if the supervisor dies during the invocation that
-// it is about to take; nil when that invocation is over. If the message cannot be sent the guard is
+// it is about to take; nil when that invocation has ended. If the message cannot be sent the guard is
 // lost: then the caller does the duties, or Recover does.
 func (c *Client) Watch(d *wire.Duties) {
 	if c.guard != nil {
@@ -251,7 +251,7 @@ func (g *guardClient) alive() bool { return !g.Pending() }
 
 // lookEvery is how often a helper is looked at while it is awaited, or while the guard has
 // no caller any more. suspendedFor is how many looks in a row the guard may find a
-// supervisor suspended: nobody else would notice that it cannot end its tree.
+// supervisor suspended: then the supervisor cannot end its tree, and the guard does.
 const (
 	lookEvery    = 100 * time.Millisecond
 	suspendedFor = 10
@@ -276,9 +276,9 @@ func (g *guardClient) await(until time.Time, receive func(look time.Time) error)
 }
 
 // patiently calls receive with a time limit again and again, and between in between, until
-// one of them returns another error than that the limit has passed, or until has come. If we
-// had no turn ourselves for a while, as when the machine stood still, the helper that is
-// awaited may have had none either: it gets that time again, for the first three times.
+// one of them returns another error than that the limit has passed, or until has come. If this
+// process did not run for a while, as when the machine stood still, the helper may not have run
+// either: the wait gets that time in addition, for the first three times.
 func patiently(until time.Time, receive func(look time.Time) error, between func() error) error {
 	for stills := 0; ; {
 		look := time.Now().Add(lookEvery)

@@ -18,7 +18,7 @@ type FileFlags struct {
 }
 
 // fileOwner is the kernel's f_owner_ex. (F_GETOWN answers a group with a negative
-// number, which cannot be told from an error.)
+// number, which looks like an error.)
 type fileOwner struct{ kind, pid int32 }
 
 const (

@@ -149,7 +149,7 @@ func hostileStream(t *testing.T, input []byte, running bool) error {
 	atEOF(t, sent)
 	if !h.Close(patience) {
 		h.Kill()
-		return fmt.Errorf("the helper, which has said %q, does not end", began)
+		return fmt.Errorf("the supervisor, which has sent %q, does not end", began)
 	}
 	return nil
 }
@@ -199,7 +199,7 @@ func TestHostileStreamsToTheGuard(t *testing.T) {
 			spawned.Close()
 		}
 		if m, _ := hearAll(t, conn); words(t, m) != "" && words(t, m) != "F" {
-			t.Errorf("script %d: the guard says %+v", i, m)
+			t.Errorf("script %d: the guard sends %+v", i, m)
 		}
 		unix.Close(conn)
 		atEOF(t, sent)

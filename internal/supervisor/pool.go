@@ -129,8 +129,8 @@ func (h *helper) greetIn(ctx context.Context, now *State) error {
 // suspected of starting nothing any more. An idle machine takes 20 ms.
 const dismissAfter = 2 * time.Second
 
-// refused ends a supervisor whose greeting failed, and dismisses its guard. A start that was
-// given up at once says nothing against the guard.
+// refused ends a supervisor whose greeting failed, and dismisses its guard, unless the start was
+// given up at once: then the guard may be well.
 func (p *Pool) refused(ctx context.Context, c *Client, began time.Time) {
 	c.Kill()
 	p.letGo(&c.helper)

@@ -40,8 +40,8 @@ func (p *process) Suspended() bool {
 	return p.pid != 0 && proctree.Suspended(p.pid) && p.hasPID() // in this order
 }
 
-// wake resumes the process if it is suspended. Nobody else resumes a guard, or a supervisor
-// without one. The error says that it cannot be resumed.
+// wake resumes the process if it is suspended. No other process resumes a guard, or a supervisor
+// without a guard. The error is why it cannot be resumed.
 func (p *process) wake() (suspended bool, err error) {
 	if !p.Suspended() {
 		return false, nil
@@ -67,7 +67,7 @@ func (p *process) reapChild() bool {
 	case err == nil:
 		p.exit = &status
 	}
-	p.child = 0 // never asked for again: the number is free now
+	p.child = 0 // the number is free now, and must not be used
 	return true
 }
 
@@ -93,8 +93,8 @@ func (p *process) exitedClean() bool {
 	return p.exit != nil && *p.exit == 0
 }
 
-// describeEnd says for an error message how the process has ended, as far as that is known:
-// the guard reaps its children.
+// describeEnd returns for an error message how the process has ended, as far as that is known: the
+// guard reaps its children.
 func (p *process) describeEnd() string {
 	p.awaitEnd(time.Now().Add(reapLimit))
 	p.ended()

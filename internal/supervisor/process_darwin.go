@@ -31,7 +31,7 @@ func (p *process) Kill() {
 	}
 }
 
-// hasPID reports whether the pid is still that of the process: nobody has reaped it.
+// hasPID reports whether the pid is still that of the process, because it is not reaped.
 func (p *process) hasPID() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -34,7 +34,7 @@ func (p *process) Kill() {
 	_ = p.withPidfd(proctree.KillPidfd) // ESRCH: it is gone already
 }
 
-// hasPID reports whether the pid is still that of the process: nobody has reaped it.
+// hasPID reports whether the pid is still that of the process, because it is not reaped.
 func (p *process) hasPID() bool { return p.withPidfd(proctree.ProbePidfd) == nil }
 
 // resume continues the process if it is suspended.

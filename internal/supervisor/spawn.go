@@ -85,7 +85,7 @@ func environment() []string {
 type ends struct {
 	control int // the helper's end of its socket
 	caller  int // a pidfd of the caller, or what stands for none
-	stderr  int // until it is taken over
+	stderr  int // while it starts
 	null    int // gives and takes nothing
 	keep    *os.File
 }

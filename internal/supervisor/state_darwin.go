@@ -9,7 +9,7 @@ import (
 )
 
 // errUnread means that the state cannot be read in full, so that no helper is used
-// twice: nothing tells the umask without changing it.
+// twice: the umask cannot be read without changing it.
 var errUnread = errors.New("supervisor: the state of this process cannot be read in full")
 
 func readState(int) (State, error) { return State{}, errUnread }

@@ -72,8 +72,8 @@ func SendOn(socket int, m *Message, files ...int) error {
 	return (&Conn{socket: &helperSocket{fd: socket}}).Send(m, files...)
 }
 
-// Send sends m, and files with it, within SendLimit. The files stay open here. It also cuts
-// the time of a request that is still being sent to that.
+// Send sends m, and files with it, within SendLimit. The files stay open here. A request that
+// is still being sent has no more time than that either.
 func (c *Conn) Send(m *Message, files ...int) error {
 	frame, err := Encode(m, nil)
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *Conn) Send(m *Message, files ...int) error {
 	return c.send(frame, files)
 }
 
-// SendRequest sends q within limit, or returns when ctx is done before. After an error the
+// SendRequest sends q within limit, and returns earlier if ctx is done. After an error the
 // helper has not got the whole request, and executes nothing.
 func (c *Conn) SendRequest(ctx context.Context, limit time.Duration, q *Request) error {
 	frame, err := q.encode()
@@ -119,8 +119,8 @@ func (c *Conn) send(frame []byte, files []int) (err error) {
 		if failed != unix.ETOOMANYREFS {
 			return os.NewSyscallError("sendmsg", failed)
 		}
-		// All processes of our user together have sent more descriptors, which nobody has
-		// received yet, than one process may have open. That passes.
+		// All processes of our user together have sent more descriptors that are not received
+		// yet than one process may have open. That passes.
 		if err := c.socket.pause(pause); err != nil {
 			return errors.Join(os.NewSyscallError("sendmsg", failed), err)
 		}

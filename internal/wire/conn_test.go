@@ -49,7 +49,7 @@ func await(c *Conn) (*Message, []byte, []int, error) {
 	return nil, nil, nil, os.ErrDeadlineExceeded
 }
 
-// write writes bytes of which no Conn knows.
+// write writes bytes that are no message.
 func write(t *testing.T, socket int, b []byte) {
 	t.Helper()
 	if n, err := unix.Write(socket, b); n != len(b) || err != nil {
@@ -129,7 +129,7 @@ func TestConnEnds(t *testing.T) {
 	}
 }
 
-// A message that comes in two parts is whole again, also when the deadline passes in between.
+// A message that comes in parts is delivered whole, also when the deadline passes in between.
 func TestConnTornMessage(t *testing.T) {
 	t.Parallel()
 	caller, _, socket := ends(t)
@@ -334,7 +334,7 @@ func atEnd(t *testing.T, r *os.File) {
 	}
 }
 
-// Descriptors that nobody has asked for, or that come with what is refused, are closed.
+// Descriptors that belong to no message, or that come with what is refused, are closed.
 func TestConnClosesFiles(t *testing.T) {
 	t.Parallel()
 	ready := frame(t, &Message{Ready: &struct{}{}}, nil)
@@ -477,7 +477,7 @@ func TestConnClose(t *testing.T) {
 	}
 }
 
-// SendOn needs no reader that is there in time, and tells when there is none at all.
+// SendOn needs no reader that waits, and returns an error if the other end is closed.
 func TestSendOn(t *testing.T) {
 	t.Parallel()
 	caller, _, socket := ends(t)

@@ -18,7 +18,7 @@ import (
 // release.
 const Version = 3
 
-// Message is what goes over the socket; exactly one of its fields is set.
+// Message is what is sent over the socket. Exactly one of its fields is set.
 type Message struct {
 	// From a helper, first: what it is, or why it cannot serve.
 	Hello  *Hello  `json:"hello,omitempty"`
@@ -185,7 +185,7 @@ func (d *Done) Check() error {
 }
 
 // Spawn asks the guard to start a supervisor. With it come the supervisor's end of its socket,
-// the caller's pidfd, and the supervisor's stderr until it is taken over.
+// the caller's pidfd, and the supervisor's stderr while it starts.
 type Spawn struct {
 	ID string `json:"id"` // see NewID
 }
@@ -197,7 +197,7 @@ type Spawned struct {
 }
 
 // Watch replaces what the guard has to do if the supervisor ID dies before it has done that
-// itself. No Duties mean that the invocation is over.
+// itself. No Duties mean that the invocation has ended.
 type Watch struct {
 	ID     string  `json:"id"`
 	Duties *Duties `json:"duties,omitempty"`

@@ -15,7 +15,7 @@ import (
 	"curfew/proctree"
 )
 
-// heard is what an inbox returns of a stream.
+// heard is what an inbox makes of a stream.
 type heard struct {
 	messages []*Message
 	raws     []string

@@ -52,7 +52,7 @@ func (s *callerSocket) control(do func(int)) error {
 	return s.raw.Control(func(fd uintptr) { do(int(fd)) })
 }
 
-func (s *callerSocket) setReadDeadline(at time.Time)  { _ = s.file.SetReadDeadline(at) } // closed: read says so
+func (s *callerSocket) setReadDeadline(at time.Time)  { _ = s.file.SetReadDeadline(at) } // if it is closed, read returns that error
 func (s *callerSocket) setWriteDeadline(at time.Time) { _ = s.file.SetWriteDeadline(at) }
 func (s *callerSocket) close()                        { _ = s.file.Close() }
 

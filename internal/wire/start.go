@@ -40,8 +40,8 @@ const (
 	PeerVar  = "CURFEW_HELPER_PEER"
 )
 
-// NewID returns an ID for a supervisor. No other one has, had or will have it, while a pid is
-// given again.
+// NewID returns an ID for a supervisor. No other supervisor has, had or will have it; a pid can be
+// given to another process.
 func NewID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
 // ValidID reports whether id can be that of a supervisor. It becomes a part of a file name.
