@@ -1,9 +1,8 @@
 package outcome_test
 
-// No example of their own, since those below show them in use: the constants,
-// and the plain structs that Outcome is made of (Output, Stream, Usage,
-// Cleanup, Step, Process, Ended, Survivor, TempDir), which have no methods.
-// What their values mean is in their documentation.
+// The constants, and the structs that Outcome consists of (Output, Stream, Usage,
+// Cleanup, Step, Process, Ended, Survivor, TempDir), have no example of their own: those
+// below use them. Their documentation says what their values mean.
 
 import (
 	"encoding/json"
@@ -17,7 +16,7 @@ import (
 	"curfew/outcome"
 )
 
-// What a caller does with an outcome: look at the status first.
+// A caller looks at the status of an outcome first.
 func Example() {
 	describe := func(o outcome.Outcome) string {
 		switch o.Status {

@@ -17,8 +17,8 @@ import (
 	. "curfew/outcome"
 )
 
-// maker makes an outcome of the bytes of a fuzz target: nothing in it has to
-// make sense.
+// maker makes an outcome of the bytes of a fuzz target. The outcome need not make
+// sense.
 type maker struct{ b []byte }
 
 func (m *maker) byte() byte {
@@ -114,16 +114,15 @@ func (m *maker) outcome() Outcome {
 	switch kind := m.byte() % 4; {
 	case kind == 1:
 		o.Err = errors.New(m.text())
-	case kind == 2 && doubtful(o) == "": // it panics at what Decide never returns
+	case kind == 2 && doubtful(o) == "": // Err panics if Decide cannot have returned it
 		o.Err = verdict.Err(&o, verdict.Why{Program: m.text(), Cause: errors.New(m.text()), Timeout: time.Duration(m.int())})
 	}
 	return o
 }
 
-// FuzzOutcomeWritten writes any outcome there can be. What is written is JSON
-// whatever is in it, and the reader either refuses it, naming a field, or has
-// every fact as it was, as far as JSON can have it: in texts that are not UTF-8
-// something stands for what is not.
+// FuzzOutcomeWritten writes any outcome. The result is valid JSON, whatever the outcome is.
+// The reader either refuses it and names a field, or returns every fact as it was, as far as
+// JSON can hold it: in texts, U+FFFD stands for what is not UTF-8.
 func FuzzOutcomeWritten(f *testing.F) {
 	for i := range byte(40) {
 		b := bytes.Repeat([]byte{i, i * 7, 255 - i, 3, 0, i * 31}, 20)
@@ -164,7 +163,7 @@ func FuzzOutcomeWritten(f *testing.F) {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 		again, err := json.Marshal(got)
-		// What stood for no UTF-8 is a character by now, which needs no escape.
+		// U+FFFD stands for what was not UTF-8 by now, and needs no escape.
 		plain := func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(`\ufffd`), []byte("\ufffd")) }
 		if err != nil || !bytes.Equal(plain(again), plain(data)) {
 			t.Errorf("written again it is another, %v:\n%s\n%s", err, data, again)
@@ -202,8 +201,8 @@ func valid(e Exit) bool {
 // complete reports whether every stream was copied to its end.
 func complete(o Output) bool { return o.Stdout.WriteError+o.Stderr.WriteError+o.StdinError == "" }
 
-// doubtful says what is in o that no invocation can have had. Not all of it need
-// be refused.
+// doubtful names a field of o that no invocation can have had. The reader need not refuse all
+// of them.
 func doubtful(o Outcome) string {
 	for _, n := range []int64{o.Output.Stdout.Seen, o.Output.Stdout.Kept, o.Output.Stdout.HeadBytes, int64(o.Output.Abandoned), o.Usage.MaxRSSBytes, int64(o.Cleanup.EndedMore)} {
 		if n < 0 {
@@ -257,7 +256,7 @@ func doubtful(o Outcome) string {
 	return ""
 }
 
-// asWritten is what is left of o in its JSON form.
+// asWritten returns o as its JSON form has it.
 func asWritten(o Outcome) Outcome {
 	text := func(s string) string { return string([]rune(s)) } // a U+FFFD for each byte that is not UTF-8
 	process := func(p Process) Process { return Process{p.PID, p.Start.UTC(), text(p.Name)} }

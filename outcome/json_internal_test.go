@@ -28,8 +28,8 @@ func TestJSONMillis(t *testing.T) {
 	}
 }
 
-// Each field of the JSON form has a name of its own: renaming a field of a Go type does not
-// change what is written, and what was written before is still read.
+// Each field of the JSON form has a name of its own: to rename a field of a Go type does not
+// change what is written, and what was written before can be read.
 func TestJSONNames(t *testing.T) {
 	t.Parallel()
 	snake := regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)*$`)
@@ -56,7 +56,7 @@ func TestJSONNames(t *testing.T) {
 	if len(seen) < 10 {
 		t.Errorf("only %d types were looked at", len(seen))
 	}
-	// These would be written by the names of their fields.
+	// Without a form of their own, these would be written with the names of their fields.
 	for _, typ := range []reflect.Type{reflect.TypeFor[Outcome](), reflect.TypeFor[Exit](), reflect.TypeFor[Usage](), reflect.TypeFor[Cleanup](), reflect.TypeFor[Ended]()} {
 		if !typ.Implements(marshaler) {
 			t.Errorf("%s has no form of its own", typ)

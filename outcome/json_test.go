@@ -140,7 +140,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// The parts that travel alone have the form that they have in an outcome.
+// The parts that are written alone have the form that they have in an outcome.
 func TestJSONOfParts(t *testing.T) {
 	t.Parallel()
 	o := samples()["unknown"]
@@ -191,7 +191,7 @@ func TestJSONOfParts(t *testing.T) {
 	}
 }
 
-// anyOutcome is a random outcome of those that there can be.
+// anyOutcome is a random outcome that an invocation can have.
 type anyOutcome struct{ Outcome }
 
 func (anyOutcome) Generate(r *rand.Rand, size int) reflect.Value {
@@ -426,7 +426,7 @@ var damage = []struct {
 	{"unknown and ended by itself", "unknown", "cause", `"exit"`, "cause", "exit, with the status outcome_unknown"},
 	{"unknown and not started", "unknown", "cause", `"start_failed"`, "cause", "start_failed, with the status outcome_unknown"},
 
-	// A reader of a later or earlier version must get along with these.
+	// The reader must accept these, which a later or earlier build can write.
 	{"a field too many", "unknown", "mood", `"good"`, "", ""},
 	{"a field too many below", "unknown", "cleanup.mood", `"good"`, "", ""},
 	{"a field too few", "unknown", "output", ``, "", ""},
@@ -579,8 +579,8 @@ func TestSchemaTakesSamples(t *testing.T) {
 	}
 }
 
-// Every field that is written is described, and the other way round: the
-// sample has all but the alternatives, which the schema would not take at once.
+// The schema describes every field that is written, and no other: the
+// sample has all but the alternatives, which exclude each other.
 func TestSchemaRefusesAnyOtherField(t *testing.T) {
 	t.Parallel()
 	schema := compileSchema(t)

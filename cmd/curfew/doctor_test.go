@@ -17,7 +17,7 @@ func TestDoctor(t *testing.T) {
 	if ok, err := doctor(&out, []proctree.Check{{Name: "air", OK: true, Needed: true}, {Name: "tea"}}); err != nil || !ok {
 		t.Errorf("got %v, %v, %q", ok, err, out.String())
 	}
-	// Where these tests run, the tests of everything else say the same.
+	// The other tests need the same features of this system.
 	for _, c := range proctree.Checks() {
 		if c.Name == "" || c.Without == "" {
 			t.Errorf("%+v says too little", c)

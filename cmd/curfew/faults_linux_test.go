@@ -19,9 +19,8 @@ import (
 	"curfew/outcome"
 )
 
-// programsVariable names a directory to which TestBuilds builds what TestFaults
-// needs, and from which that takes it then: for a user who has nothing compiled
-// yet.
+// programsVariable names a directory. TestBuilds builds there what TestFaults needs, and
+// TestFaults takes it from there: for a user without a build cache.
 const programsVariable = "CURFEW_TEST_PROGRAMS"
 
 const faultyName = "curfew-faulty"
@@ -36,19 +35,19 @@ func TestBuilds(t *testing.T) {
 	}
 }
 
-// faultSeeds is how many random runs there are.
+// faultSeedsVariable has the number of random runs.
 const faultSeedsVariable = "CURFEW_FAULT_SEEDS"
 
 // TestFaults makes system calls of the caller, the guard and the supervisor fail,
-// each with what it can fail with, once or for ever, and then many at random.
-// Whatever happens, it ends within the bound, what it says is true, and nothing
-// is left of the tree.
+// each with errors that it can meet, once or for ever, and then many at random.
+// Whatever happens, curfew ends within the bound, its report is true, and no process
+// of the tree is alive.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	exe := faulty(t)
 	no := func(errno ...syscall.Errno) []syscall.Errno { return errno }
 	const (
-		tolerated = true // the outcome is what it would be without
+		tolerated = true // the outcome is as without the fault
 		honest    = false
 	)
 	type faults struct {
@@ -91,11 +90,11 @@ func TestFaults(t *testing.T) {
 	every(anyone, "recvmsg", no(0), tolerated, tolerated)
 	every([]string{"caller"}, "socketpair", shortage, honest, honest)
 	for _, call := range []string{"open", "openat", "read", "pread", "getdents", "write", "waitid", "wait4", "poll", "sendmsg", "recvmsg"} {
-		for _, who := range anyone { // EINTR comes and goes
+		for _, who := range anyone { // a signal interrupts a few calls
 			all = append(all, faults{who, call, no(syscall.EINTR), "@1+3", tolerated, nil}, faults{who, call, no(syscall.EINTR), "@5+20", tolerated, nil})
 		}
 	}
-	// The journal and the temporary directory: what is not written or removed, the outcome says.
+	// The journal and the temporary directory: the outcome says what was not written or removed.
 	keeps := []string{"--state-dir", "state", "--temp-dir"}
 	for _, call := range []string{"mkdir", "fstat", "fsync", "rename", "fcntl", "flock", "unlinkat", "rmdir"} {
 		for _, who := range anyone {
@@ -117,7 +116,7 @@ func TestFaults(t *testing.T) {
 	for i, f := range all {
 		for j, errno := range f.errnos {
 			if seeds <= 4 && (j != i%len(f.errnos) || (i+os.Getuid())%3 != 0) {
-				continue // one of them, in every third, unless a long run was asked for
+				continue // a third of them with one error each, unless a long run is requested
 			}
 			spec := fmt.Sprintf("%s/%s=%d%s", f.who, f.call, errno, f.window)
 			refuses := f.call == "kill" && f.window == ""
@@ -144,7 +143,7 @@ func TestFaults(t *testing.T) {
 	}
 	close(next)
 	workers.Wait()
-	// No helper is left either, whatever has failed for it.
+	// No helper is alive either, whatever failed.
 	for end := time.Now().Add(soon); ; time.Sleep(10 * time.Millisecond) {
 		left := running(exe)
 		if left == nil {
@@ -194,8 +193,8 @@ func running(exe string) (list []string) {
 	return list
 }
 
-// survivesFault runs a CLI with a daemon below it until its timeout. refuses: no
-// signal is ever sent, so that the tree ends by itself.
+// survivesFault runs a CLI with a daemon below it, and stops it. refuses: the kernel accepts no
+// signal, so that the tree ends by itself.
 func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flags ...string) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -211,7 +210,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CURFEW_FAULTS="+spec, "TMPDIR="+dir)
 	cmd.ExtraFiles = []*os.File{w}
-	// It is told to stop when its tree stands, which it may never do.
+	// It is stopped when its whole tree runs, which may never happen.
 	cmd.WaitDelay = soon
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -226,7 +225,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 		_ = r.SetReadDeadline(time.Now().Add(2 * soon))
 		if n, _ := r.Read(make([]byte, 8)); n > 0 {
 			began = time.Now()
-			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended, for a reason of its own
+			_ = cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 		}
 	}()
 	got := waitFor(t, cmd)
@@ -248,7 +247,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 	if strings.Contains(stderr.String(), "goroutine ") {
 		fail("it crashed")
 	}
-	// Nobody is left in the end, whatever was said.
+	// No process is alive at the end, whatever the report says.
 	defer func() {
 		if err := eof(2 * soon); err != nil {
 			fail("%v", err)
@@ -264,7 +263,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 		return
 	}
 	o := readReport(t, filepath.Join(dir, "report"))
-	// The rest is the end of curfew itself.
+	// Two seconds more are for the end of curfew itself.
 	if most := stop.Bound() + 2*time.Second; !began.IsZero() && ended.Sub(began) > most {
 		fail("it took %v, more than %v", ended.Sub(began), most)
 	}

@@ -13,7 +13,7 @@ import (
 	"curfew/outcome"
 )
 
-// The types here are pflag.Values: what a flag takes, read and checked.
+// The types here are pflag.Values: they parse and check what a flag takes.
 
 // span is a time in Go's syntax (1m30s), a plain number of seconds, or a number
 // of days (2d).
@@ -32,7 +32,7 @@ func (s *span) Set(text string) error {
 
 func (s *span) String() string {
 	if *s == 0 {
-		return "0" // which the help takes for no default worth naming
+		return "0" // the help then shows no default
 	}
 	return time.Duration(*s).String()
 }
@@ -46,12 +46,12 @@ func parseSpan(text string) (time.Duration, error) {
 		number, unit = n, float64(24*time.Hour)
 	}
 	if f, err := strconv.ParseFloat(number, 64); err == nil && strings.Trim(number, "-0123456789.") == "" {
-		// What is not zero does not become zero, which can mean "no limit".
+		// A value that is not zero must not become zero, which can mean "no limit".
 		d = time.Duration(math.Min(math.Ceil(f*unit), math.MaxInt64/2))
 	} else if d, err = time.ParseDuration(text); err != nil {
 		return 0, errors.New("not a time; it is written like 5, 0.5, 300ms, 1m30s or 2d")
 	} else if d == 0 && strings.ContainsAny(text, "123456789") {
-		d = 1 // and here it was less than what a Duration can tell from zero
+		d = 1 // it was less than a nanosecond
 		if text[0] == '-' {
 			d = -1
 		}
@@ -65,7 +65,7 @@ func parseSpan(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// wait is the span as a StopPolicy takes it, where 0 would mean the default.
+// wait returns the span as a StopPolicy takes it: there 0 stands for the default.
 func (s span) wait() time.Duration {
 	if s == 0 {
 		return -1

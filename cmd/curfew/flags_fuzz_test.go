@@ -21,8 +21,8 @@ var (
 	units = map[string]int64{"ns": 1, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9, "m": 60e9, "h": 3600e9, "d": 24 * 3600e9}
 )
 
-// exactly returns the nanoseconds that text means, and in how many parts it says
-// so; false if it is none of the forms.
+// exactly returns the nanoseconds that text stands for, and how many parts it has;
+// false if it has none of the forms.
 func exactly(text string) (ns *big.Rat, parts int64, ok bool) {
 	number := func(s, unit string) *big.Rat {
 		n, ok := new(big.Rat).SetString(strings.TrimSuffix("0"+s, "."))
@@ -63,7 +63,7 @@ func FuzzSpan(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if len(text) > 200 {
-			return // exact numbers of any length take their time
+			return // exact numbers of any length are slow
 		}
 		var s span
 		err := s.Set(text)

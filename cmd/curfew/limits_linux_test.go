@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A descriptor arrives at its number, also at one that the limit of open files does
-// not allow any more: it was opened before the limit was lowered.
+// A descriptor keeps its number, also if the limit of open files does not allow that number
+// any more: it was opened before the limit was lowered.
 func TestDescriptorsUnderALowLimit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -39,7 +39,7 @@ func TestDescriptorsUnderALowLimit(t *testing.T) {
 	}
 }
 
-// Under a limit that is too low for a helper the limit is what is named.
+// If a limit is too low for a helper, the error names the limit.
 func TestTooFewDescriptors(t *testing.T) {
 	t.Parallel()
 	for n := 10; n < 40; n += 2 {

@@ -23,8 +23,8 @@ import (
 // whatever that starts.
 const markName = "CURFEW_TEST_RUN"
 
-// TestMain puts the command in the PATH of the tests, and proves at their end
-// that none of them has left a process behind.
+// TestMain puts the command in the PATH of the tests, and proves at the end
+// that none of them left a process behind.
 func TestMain(m *testing.M) {
 	testscript.Main(leakChecked{m}, map[string]func(){"curfew": main})
 }
@@ -77,11 +77,11 @@ func marked(mark string) []string {
 	return found
 }
 
-// tooLong is how long what must be stopped would run: longer than any test, and
-// it ends by itself.
+// tooLong is how long a process runs that has to be stopped: longer than any test. It ends by
+// itself.
 const tooLong = "60"
 
-// soon is how long something may take that takes no time on an idle machine.
+// soon is how long something may take that is immediate on an idle machine.
 const soon = 20 * time.Second
 
 func TestScripts(t *testing.T) {
@@ -117,7 +117,7 @@ func curfew(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// runToEnd runs it to its end.
+// runToEnd runs the command to its end.
 func runToEnd(t *testing.T, cmd *exec.Cmd) ran {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -183,8 +183,7 @@ func unixOnly(t *testing.T) {
 	}
 }
 
-// The example that everything else is for: a tree with a member that has left
-// the session and is deaf to SIGTERM.
+// The main example: a tree with a member that left the session and ignores SIGTERM.
 func TestTimeoutEndsTheWholeTree(t *testing.T) {
 	t.Parallel()
 	unixOnly(t)

@@ -12,11 +12,11 @@ import (
 	"curfew/outcome"
 )
 
-// Real programs, each ended by itself and by a timeout. What they printed
-// before the stop proves that they were under way; that the streams reach
-// their end, that nothing which had them open is left.
+// Real programs: each ends by itself, and by a timeout. What they print before the stop
+// proves that they ran. The end of the streams proves that no process holds them any
+// more.
 
-// script runs a program that stands in files, and returns how that ended and
+// script runs a program with the given files, and returns how it ended and
 // what the report says.
 func script(t *testing.T, files map[string]string, args ...string) (ran, outcome.Outcome) {
 	t.Helper()
@@ -42,7 +42,7 @@ func wantRan(t *testing.T, r ran, o outcome.Outcome, code int, stdout string) {
 	}
 }
 
-// timed are the flags of the runs that are ended by a timeout: time enough for
+// timed are the flags of the runs that a timeout ends: long enough for
 // a start on a busy machine.
 var timed = []string{"-t", "6", "-g", "0.5", "--"}
 
@@ -56,7 +56,7 @@ func TestGit(t *testing.T) {
 	wantRan(t, r, o, 128, "")
 	r, o = script(t, map[string]string{"a": "a", "b": "b"}, "--", "git", "diff", "--no-index", "--quiet", "a", "b")
 	wantRan(t, r, o, 1, "")
-	// A helper of git's that hangs, as one without network does.
+	// A helper of git that hangs, as without a network.
 	r, o = script(t, nil, append(append([]string{"--env", "GIT_ALLOW_PROTOCOL=ext"}, timed...),
 		"git", "clone", "ext::sh -c echo% under% way>&2;sleep% "+tooLong, "two")...)
 	wantRan(t, r, o, exitTimeout, "")
@@ -65,7 +65,7 @@ func TestGit(t *testing.T) {
 	}
 }
 
-// python is the system's own where there is one: a version manager's is a shell
+// python returns the system's own python, if there is one: a version manager puts a shell
 // script in front of it.
 func python(t *testing.T) string {
 	t.Helper()
@@ -118,7 +118,7 @@ func TestSSHAgent(t *testing.T) {
 	}
 	r, o = script(t, nil, append(timed, "sh", "-c", `eval "$(ssh-agent -a ./socket)"; sleep `+tooLong)...)
 	wantRan(t, r, o, exitTimeout, "Agent pid")
-	// On request it stays, until whatever runs curfew ends it.
+	// With --after-exit leave it stays; this test ends it.
 	r, o = script(t, nil, "--", "sh", "-c", `curfew run --after-exit leave -- ssh-agent -a ./socket; test -S socket && echo there`)
 	wantRan(t, r, o, 0, "there\n")
 }

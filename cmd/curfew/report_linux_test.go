@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A disk without space, or to be read only, is seen before the CLI starts; one that the
-// CLI fills has space for the report.
+// curfew notices a disk that is full or read-only before the CLI starts. On a disk that the
+// CLI fills there is space for the report.
 func TestReportAndTheDisk(t *testing.T) {
 	t.Parallel()
 	script := `mkdir d && mount -t tmpfs -o size=256k none d || exit 99

@@ -20,14 +20,14 @@ import (
 	"curfew/outcome"
 )
 
-// started is a run that is under way, with its two streams.
+// started is a running command, with its two streams.
 type started struct {
 	cmd            *exec.Cmd
 	stdout, stderr *bufio.Reader
 }
 
-// start starts the command. Its streams are pipes that reach their end when
-// nobody has them open any more: neither the command nor anything it runs.
+// start starts the command. Its streams are pipes that reach their end when no process has
+// them open any more: neither the command nor anything it runs.
 func start(t *testing.T, cmd *exec.Cmd) *started {
 	t.Helper()
 	s := &started{cmd: cmd}
@@ -47,7 +47,7 @@ func start(t *testing.T, cmd *exec.Cmd) *started {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // which ends all of it; mostly it has ended
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it ends the tree too; usually all has ended
 	return s
 }
 
@@ -115,7 +115,7 @@ func TestSecondSignalKills(t *testing.T) {
 	line(t, s.stderr, "death by SIGKILL")
 }
 
-// At the end of a terminal SIGHUP comes twice, and a wrapper can add its own.
+// When a terminal closes, SIGHUP comes twice, and a wrapper can add its own.
 func TestSignalInTheSameMomentIsNotASecondOne(t *testing.T) {
 	t.Parallel()
 	s := start(t, curfew(t, "run", "-g", "50", "--", "sh", "-c",
@@ -146,7 +146,7 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 			s := start(t, cmd)
 			line(t, s.stdout, "ready")
 			_ = cmd.Process.Signal(map[string]syscall.Signal{"HUP": syscall.SIGHUP, "INT": syscall.SIGINT}[name])
-			time.Sleep(100 * time.Millisecond) // for what must not happen
+			time.Sleep(100 * time.Millisecond) // time for the stop that must not happen
 			_, _ = io.WriteString(in, "go on\n")
 			if got := waitFor(t, cmd); got != 0 {
 				t.Errorf("exit code %d, want 0", got)
@@ -158,7 +158,7 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	}
 }
 
-// Whatever ends curfew ends the tree: the stream that all of it holds reaches
+// Whatever ends curfew ends the tree: the stream that all processes of it hold reaches
 // its end.
 func TestDeathOfCurfewEndsTheTree(t *testing.T) {
 	t.Parallel()
@@ -203,7 +203,7 @@ func TestWithParentAlive(t *testing.T) {
 	}
 }
 
-// Who is said to have started curfew and has not, or is gone, is not waited for.
+// If the given process did not start curfew, or has ended, curfew stops at once.
 func TestWithAnotherParent(t *testing.T) {
 	t.Parallel()
 	for pid, code := range map[string]int{"1": 123, "$PPID": 123, "-7": 125, "x": 125, "0": 125} {
@@ -219,7 +219,7 @@ func TestWithParentGoneAtStart(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("sh", "-c", `(sleep 0.3; exec curfew run --with-parent --report r.json -- touch ran) &`)
 	cmd.Dir = dir
-	// A session of its own, or whoever adopts orphans here could be in it too.
+	// A session of its own: the process that adopts orphans could be in ours.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	s := start(t, cmd)
 	if err := cmd.Wait(); err != nil {
@@ -236,7 +236,7 @@ func TestWithParentGoneAtStart(t *testing.T) {
 	}
 }
 
-// full returns a pipe that takes nothing any more.
+// full returns a pipe that is full.
 func full(t *testing.T) *os.File {
 	t.Helper()
 	var p [2]int
@@ -303,7 +303,7 @@ func TestInheritedDescriptors(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if runtime.GOOS == "linux" {
-		// Whoever runs the tests can have left some open too.
+		// The process that runs the tests can have left some open too.
 		without := runToEnd(t, exec.Command("sh", "-c", `sh -c "exec ls /proc/self/fd" 7< /dev/null`))
 		with := runToEnd(t, exec.Command("sh", "-c", `curfew run -- sh -c "exec ls /proc/self/fd" 7< /dev/null`))
 		if with.stdout != without.stdout || !strings.Contains(with.stdout, "7\n") {
@@ -345,8 +345,8 @@ func TestMakeJobserver(t *testing.T) {
 	}
 }
 
-// A descriptor that is non-blocking is passed on as it is: it is shared with
-// whoever gave it to us.
+// A non-blocking descriptor is passed on as it is: the process that gave it to us
+// shares it.
 func TestDescriptorsKeepTheirFlags(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()
@@ -394,8 +394,8 @@ func TestNested(t *testing.T) {
 	}
 }
 
-// A reader of stdout that is gone ends a CLI whose output goes through us, as it
-// would without us; with --json it holds up nothing, and is said.
+// If the reader of stdout has ended, a CLI whose output goes through curfew ends, as it
+// would without curfew. With --json that delays nothing, and is reported.
 func TestReaderIsGone(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

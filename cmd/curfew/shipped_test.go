@@ -13,9 +13,8 @@ import (
 	"curfew/fixtures"
 )
 
-// The command that is shipped has nothing in it that takes what there is of a machine, as the
-// binaries of some tests have, and no seam through which an environment makes it fail or
-// takes the kernel's proof away.
+// The shipped command has no fork bomb in it, as the binaries of some tests have, and no seam
+// through which an environment makes its system calls fail or takes the kernel's proof away.
 func TestShippedCommand(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("go"); err != nil {

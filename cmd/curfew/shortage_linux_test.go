@@ -16,8 +16,8 @@ import (
 	"curfew/outcome"
 )
 
-// When the CLI has taken every process that may exist, curfew has the threads that it
-// needs, also while all that it reads and writes blocks: it ends in time, and reports.
+// When the CLI has started every process that the limit allows, curfew has the threads that it
+// needs, also while everything that it reads and writes blocks: it ends in time, and reports.
 func TestNoProcessToBeHad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a bomb disturbs what runs beside it")
@@ -35,7 +35,7 @@ func TestNoProcessToBeHad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// dash ends when it cannot fork: it does nothing then but what is built in.
+	// dash ends when it cannot fork, so from then on the script uses only what is built in.
 	script := `"$@" & while ! test -e ready; do :; done; while :; do echo out; echo err >&2; done`
 	for range 3 {
 		args := append([]string{"run", "-t", "2", "-g", "1", "--report", "r.json", "--output-limit", "1T", "--stdin-eof", "1", "--with-parent", "--", "sh", "-c", script, "sh", exe},

@@ -22,7 +22,7 @@ type console struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	keys   *os.File // the master side
-	side   *os.File // the other, to look at
+	side   *os.File // the other side, whose settings the test reads
 	before unix.Termios
 
 	mu   sync.Mutex
@@ -37,7 +37,7 @@ func open(t *testing.T, name string, args ...string) *console {
 	if err != nil {
 		t.Skipf("no pty to be had: %v", err)
 	}
-	// The package has made it blocking, so that closing would not end a read.
+	// The package makes it blocking, and then closing does not end a read.
 	fd, err := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +145,8 @@ func TestTerminalIsTheCLIs(t *testing.T) {
 	c.expect("30 90\n")
 }
 
-// Exactly one SIGINT, to the CLI and not to curfew; what it does then is its
-// own affair.
+// The CLI gets exactly one SIGINT, and curfew none; the CLI does with it what it
+// likes.
 func TestTerminalInterrupt(t *testing.T) {
 	t.Parallel()
 	c := open(t, "curfew", "run", "--", "sh", "-c", `trap "echo GOT; n=x" INT; echo ready; while [ -z "$n" ]; do sleep 0.02; done; sleep 0.3; exit 6`)
@@ -180,7 +180,7 @@ func TestTerminalInput(t *testing.T) {
 	c.expect("end\n")
 }
 
-// What was typed before curfew ran reaches the CLI, the end of input too.
+// Input that was typed before curfew started reaches the CLI, the end of input too.
 func TestTerminalTypedAhead(t *testing.T) {
 	t.Parallel()
 	c := open(t, "sh", "-c", `echo first; while [ ! -e go ]; do sleep 0.02; done; exec curfew run -- sh -c "cat; echo end"`)
@@ -203,7 +203,7 @@ func TestTerminalSize(t *testing.T) {
 	c.expect("40 120\n")
 }
 
-// Everything that was written before the end comes out.
+// All output that was written before the end arrives.
 func TestTerminalOutputIsComplete(t *testing.T) {
 	t.Parallel()
 	need(t, "seq")
@@ -237,7 +237,7 @@ func TestTerminalIsRestoredAfterAStop(t *testing.T) {
 	})
 }
 
-// In a pipeline the terminal belongs to the others too.
+// In a pipeline other programs use the terminal too.
 func TestTerminalWithOutputElsewhere(t *testing.T) {
 	t.Parallel()
 	c := open(t, "sh", "-c", `curfew run -- sh -c 'read x; echo "read $x"; test -t 1 || echo pipe' | cat`)
@@ -266,8 +266,8 @@ func TestTerminalInBackground(t *testing.T) {
 	c.expect("code 0\n")
 }
 
-// Without a terminal of its own the CLI would take from a shell in the
-// foreground what is typed there.
+// In the background, a CLI without a terminal of its own must not read what is typed for
+// the shell in the foreground.
 func TestTerminalInBackgroundWithOutputElsewhere(t *testing.T) {
 	t.Parallel()
 	need(t, "bash")
@@ -280,7 +280,7 @@ func TestTerminalInBackgroundWithOutputElsewhere(t *testing.T) {
 	c.expect("end\n")
 }
 
-// When the terminal goes the CLI is hung up, as it would be on that terminal.
+// When the terminal closes, the CLI gets SIGHUP, as it would on that terminal.
 func TestTerminalHangup(t *testing.T) {
 	t.Parallel()
 	c := open(t, "curfew", "run", "-g", "50", "--report", "r.json", "--", "sh", "-c", `trap "echo hung up > hup; exit 3" HUP; sh -c "echo ready; exec sleep 60" & wait`)

@@ -20,7 +20,7 @@ func TestVoice(t *testing.T) {
 	}
 }
 
-// A reader that does not read holds nothing up.
+// A reader that does not read delays nothing.
 func TestVoiceIsBounded(t *testing.T) {
 	t.Parallel()
 	r, w := io.Pipe()

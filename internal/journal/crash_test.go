@@ -28,7 +28,7 @@ import (
 )
 
 // killedAt ends this process with SIGKILL instead of its nth call of those that
-// change what is on the disk: between them it makes no difference.
+// change what is on the disk: between those calls the moment makes no difference.
 func killedAt(n int) {
 	calls := 0
 	fault.Inject = func(call fault.Call) syscall.Errno {
@@ -71,8 +71,8 @@ func init() {
 	}
 }
 
-// The caller is killed before each call that changes something. What had begun and was not
-// delivered is given once, with its end if that was written.
+// The caller is killed before each call that changes something. An invocation that began and
+// was not delivered is returned once, with its end if that was written.
 func TestCallerKilledAtEachCall(t *testing.T) {
 	t.Parallel()
 	for n := 1; ; n++ {
@@ -143,8 +143,8 @@ func init() {
 	}
 }
 
-// The one who recovers is killed before each call that changes something. Nothing
-// is given twice; what is not given was settled, has an end and is in recovered/.
+// A process that recovers is killed before each call that changes something. No invocation
+// is returned twice; one that is not returned was settled, has an end and is in recovered/.
 func TestRecovererKilledAtEachCall(t *testing.T) {
 	t.Parallel()
 	for n := 1; ; n++ {
@@ -200,7 +200,7 @@ func TestRecovererKilledAtEachCall(t *testing.T) {
 
 func init() {
 	// busy invokes until it is killed, several at a time. A helper of its own
-	// writes the ends, and goes on after the caller is dead.
+	// writes the ends, and goes on after the caller has died.
 	roles["busy"] = func(args []string) error {
 		j, err := Open(args[0])
 		if err != nil {
@@ -248,7 +248,7 @@ func init() {
 		for ended.Scan() {
 			id := ended.Text()
 			if mathrand.IntN(3) == 0 {
-				continue // nobody asks for it
+				continue // the caller does not ask for this end
 			}
 			say("delivering", id)
 			if err := j.Delivered(id); err != nil {
@@ -267,17 +267,17 @@ func init() {
 		told := os.NewFile(3, "test")
 		for ids.Scan() {
 			if mathrand.IntN(4) == 0 {
-				continue // as if the helper did not get to it
+				continue // as if the helper had no time for it
 			}
 			if err := WriteEnd(args[0], ids.Text(), End{Writer: "helper", At: time.Now()}); err != nil {
 				return err
 			}
 			_, _ = io.WriteString(told, "ended "+ids.Text()+"\n")
-			say(ids.Text()) // nobody listens when the caller is dead
+			say(ids.Text()) // without effect if the caller is dead
 		}
 		return nil
 	}
-	// recoverer is killed while it recovers.
+	// recoverer recovers, and is killed meanwhile.
 	roles["recoverer"] = func(args []string) error {
 		j, err := Open(args[0])
 		if err != nil {
@@ -299,11 +299,11 @@ func init() {
 	}
 }
 
-// ledger is what was said about each invocation, by all processes of a test.
+// ledger is what all processes of a test report about each invocation.
 type ledger struct {
 	sync.Mutex
 	said   map[string]map[string]int // word, by id
-	writer map[string]string         // of the end that was given
+	writer map[string]string         // of the end that was returned
 }
 
 func (l *ledger) note(line string) {
@@ -319,9 +319,9 @@ func (l *ledger) note(line string) {
 	l.said[id][word]++
 }
 
-// TestKills kills callers that share a directory at random moments, and some of
-// those who recover. In the end each invocation is accounted for: never lost,
-// never given twice.
+// TestKills kills callers that share a directory at random moments, and some of the
+// processes that recover. At the end each invocation is accounted for: none is lost,
+// none is returned twice.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -194,8 +194,8 @@ func TestDirectoriesThatAreRefused(t *testing.T) {
 	}
 }
 
-// A writer that is killed leaves any part of its line behind. The next one's
-// counts then, and only then.
+// A writer that is killed leaves any part of its line behind. Then, and only then, the next
+// writer's end counts.
 func TestEndAfterTornEnd(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -224,8 +224,8 @@ func TestEndAfterTornEnd(t *testing.T) {
 	}
 }
 
-// What cannot be taken for a record stays where it is, with a word about it;
-// what has nothing of a record stays without one. The rest is given.
+// A file that looks like a record and is not one stays where it is, and is reported. Any other
+// file stays and is not reported. The records are returned.
 func TestForeignFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -302,7 +302,7 @@ func TestForeignFiles(t *testing.T) {
 			t.Errorf("%s is gone", path)
 		}
 	}
-	// Nor does a helper wait for or write to what is no record.
+	// Nor does a helper wait for such a file, or write to it.
 	for _, id := range []string{"fifo", "link", "zero", "dir", "torn", "newer", "big"} {
 		if err := WriteEnd(dir, id, testEnd); err == nil {
 			t.Errorf("%s has an end now", id)
@@ -313,7 +313,7 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// recordErrors returns what is in a joined error.
+// recordErrors returns the RecordErrors of a joined error.
 func recordErrors(err error) (all []*RecordError) {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, err := range many.Unwrap() {
@@ -378,7 +378,7 @@ func TestUnreadableRecord(t *testing.T) {
 }
 
 func init() {
-	// alive begins the ids it is given and lives until its input ends.
+	// alive begins invocations with the given ids and lives until its input ends.
 	roles["alive"] = func(args []string) error {
 		j, err := Open(args[0])
 		if err != nil {
@@ -399,7 +399,7 @@ func init() {
 		say("delivered")
 		return nil
 	}
-	// recover says what it is given.
+	// recover reports what Recover returns.
 	roles["recover"] = func(args []string) error {
 		j, err := Open(args[0])
 		if err != nil {
@@ -435,8 +435,8 @@ func TestLivingCallerKeepsItsRecords(t *testing.T) {
 	}
 }
 
-// A Recover in the caller's own process must not open the caller's file, which
-// would give up the lock: somebody else would be given what is in flight.
+// A Recover in the caller's own process must not open the caller's file: that would
+// give up the lock, and another process would recover what is in flight.
 func TestOwnRecordsStay(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -527,7 +527,7 @@ func TestInheritedDescriptors(t *testing.T) {
 }
 
 func init() {
-	// helper holds, and ends what it is told to when its input ends.
+	// helper holds, and writes the given ends when its input ends.
 	roles["helper"] = func(args []string) error {
 		if _, err := Hold(args[0], args[1]); err != nil {
 			return err
@@ -553,10 +553,10 @@ func TestRecoverWaitsForHelpers(t *testing.T) {
 	if err := errors.Join(WriteEnd(dir, "ended", End{Writer: "supervisor"}), dead.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// What has its end need not wait. The rest waits, but not for ever.
+	// An invocation that has its end does not wait for helpers. The others do, for a limited time.
 	const limit = 200 * time.Millisecond
 	start := time.Now()
-	var there []bool // whether the one that has an end was still in flight, each time that Recover looked around
+	var there []bool // whether the record with an end was in flight, each time that Recover asked its context
 	entries, err := j.Recover(watched{context.Background(), func() { there = append(there, exists(recordFile(dir, "ended"))) }}, limit, settleAs("recover"))
 	got := map[string]string{}
 	for _, entry := range entries {
@@ -593,7 +593,7 @@ func TestRecoverWaitsForHelpers(t *testing.T) {
 	}
 }
 
-// watched is a context that is told whenever somebody asks whether it is over.
+// watched is a context that calls asked whenever Err is called.
 type watched struct {
 	context.Context
 	asked func()
@@ -604,7 +604,7 @@ func (w watched) Err() error {
 	return w.Context.Err()
 }
 
-// Between the opening and the locking of a late helper, Recover finds none.
+// Between the opening and the locking by a late helper, Recover finds no helper.
 func TestLateHelperIsRefused(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	dead, j := open(t, dir), open(t, dir)
@@ -626,8 +626,8 @@ func TestLateHelperIsRefused(t *testing.T) { // not parallel: fault.Inject
 	}
 }
 
-// What was read before the caller was known to be dead, or its helpers to be
-// gone, may have changed by then.
+// A record can change after it was read, and before its caller is known to be dead or the
+// caller's helpers are known to have ended.
 func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: fault.Inject
 	t.Cleanup(func() { fault.Inject = nil })
 	for _, test := range []struct {
@@ -674,7 +674,7 @@ func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: fault.Inje
 	}
 }
 
-// Somebody who recovers at any moment of Open takes nothing away from it.
+// A Recover at any moment of an Open takes nothing away from the new caller.
 func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	open(t, dir)
@@ -702,7 +702,7 @@ func TestOpenWhileOthersRecover(t *testing.T) { // not parallel: fault.Inject
 	}
 }
 
-// What is durable was synced before it was given its name, or was reported.
+// What is durable is synced before it gets its name, or before it is reported.
 func TestOrderOfCalls(t *testing.T) { // not parallel: fault.Inject
 	dir := t.TempDir()
 	dead, j := open(t, dir), open(t, dir)
@@ -767,7 +767,7 @@ func TestOneRecoversAtATime(t *testing.T) {
 	}
 }
 
-// What others have put into the directory is read up to a limit, which is said.
+// Recover reads a directory up to a limit, and reports when it reaches that.
 func TestTooManyEntries(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -870,7 +870,7 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s:\n%s", part, diff)
 		}
 	}
-	// And now and then when something is delivered.
+	// And after some deliveries.
 	j.historyCount = 1
 	j.delivered.Store(pruneEvery - 1)
 	if err := j.Delivered("own"); err != nil {
@@ -904,8 +904,8 @@ func TestUnfinishedFilesAreRemovedWhenOld(t *testing.T) {
 	}
 }
 
-// life is one of everything: an invocation delivered, one that is recovered with
-// its end and one without.
+// life has one of each: an invocation that is delivered, one that is recovered with
+// its end, and one that is recovered without.
 func life(dir string) (given []string, delivered bool, err error) {
 	a, err := Open(dir)
 	if err != nil {
@@ -951,8 +951,8 @@ func TestInterruptedCalls(t *testing.T) { // not parallel: fault.Inject
 	}
 }
 
-// Each call fails once. It is said, no descriptor stays open, and nothing is
-// given twice or lost.
+// Each call fails once. The error is reported, no descriptor stays open, and no invocation is
+// returned twice or lost.
 func TestFailingCalls(t *testing.T) { // not parallel: fault.Inject, descriptors
 	t.Cleanup(func() { fault.Inject = nil })
 	descriptors(t)
@@ -1006,7 +1006,7 @@ func TestFailingCalls(t *testing.T) { // not parallel: fault.Inject, descriptors
 	}
 }
 
-// descriptors returns how many this process has open.
+// descriptors returns how many descriptors this process has open.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	return len(names(t, "/dev/fd"))
@@ -1024,7 +1024,7 @@ func BenchmarkInvocation(b *testing.B) {
 	}
 }
 
-// A file whose name is made to do something to a terminal does nothing to it.
+// A file name with control characters does not reach a terminal.
 func TestHostileNamesAreQuoted(t *testing.T) {
 	t.Parallel()
 	j := open(t, t.TempDir())

@@ -16,15 +16,15 @@ import (
 )
 
 // roles are what the test binary does when it is started again with roleVar
-// set: a caller or a helper that can be killed. A role returns what is wrong.
+// set: a caller or a helper that can be killed. A role returns an error if something is wrong.
 var roles = map[string]func(args []string) error{}
 
 const roleVar = "JOURNAL_TEST_ROLE"
 
-// roleLimit ends what a test started, whatever became of the test.
+// roleLimit ends a process that a test started, whatever happens to the test.
 const roleLimit = 50 * time.Second
 
-// tooLong bounds what is to happen at once, on a machine under load too.
+// tooLong bounds what happens at once on an idle machine.
 const tooLong = 20 * time.Second
 
 func TestMain(m *testing.M) {
@@ -41,10 +41,10 @@ func TestMain(m *testing.M) {
 
 // say writes one line to stdout, in one piece.
 func say(words ...string) {
-	_, _ = os.Stdout.WriteString(strings.Join(words, " ") + "\n") // the test is gone: so is the role, soon
+	_, _ = os.Stdout.WriteString(strings.Join(words, " ") + "\n") // an error means that the test has ended; this process ends soon
 }
 
-// process is a role that runs.
+// process is a running role.
 type process struct {
 	*exec.Cmd
 	in  io.WriteCloser
@@ -64,7 +64,7 @@ func play(t testing.TB, role string, args ...string) *process {
 	if p.in, err = p.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	// Not StdoutPipe, which Wait closes although a grandchild still writes.
+	// Not StdoutPipe: Wait closes it while a grandchild still writes.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -82,14 +82,14 @@ func play(t testing.TB, role string, args ...string) *process {
 	return p
 }
 
-// kill ends the role with SIGKILL and returns when it is gone.
+// kill ends the role with SIGKILL and returns when it has ended.
 func (p *process) kill() {
-	_ = p.Process.Kill() // it has ended: all the better
+	_ = p.Process.Kill() // an error means that it has ended
 	_ = p.Wait()
 	p.in.Close()
 }
 
-// line returns what the role says next.
+// line returns the next line of the role.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
 	if !p.out.Scan() {
@@ -98,7 +98,7 @@ func (p *process) line(t testing.TB) string {
 	return p.out.Text()
 }
 
-// rest returns what the role and its children say until they have ended.
+// rest returns the lines of the role and its children until they have ended.
 func (p *process) rest() (lines []string) {
 	for p.out.Scan() {
 		lines = append(lines, p.out.Text())
@@ -112,7 +112,7 @@ func open(t testing.TB, dir string) *Journal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = j.Close() }) // of some the directory is gone
+	t.Cleanup(func() { _ = j.Close() }) // it fails where the test removed the directory
 	return j
 }
 
@@ -130,7 +130,7 @@ func settleAs(writer string) func(Entry) End {
 	return func(Entry) End { return End{Writer: writer, At: time.Now()} }
 }
 
-// given returns the ids and the writers of the ends that Recover gives.
+// given returns the ids and the writers of the ends that Recover returns.
 func given(t testing.TB, j *Journal, limit time.Duration) (map[string]string, error) {
 	t.Helper()
 	entries, err := j.Recover(context.Background(), limit, settleAs("recover"))

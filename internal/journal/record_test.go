@@ -63,8 +63,8 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// The names in a record are its own: renaming a field of a Go type changes none, so that a
-// record that was written before is read.
+// A record has names of its own: to rename a field of a Go type changes none of them, so a
+// record that was written before can be read.
 func TestRecordForm(t *testing.T) {
 	t.Parallel()
 	const begin = `126b9d28 {"begin":{"version":2,"id":"ABC123","program":{"base64":"L29wdC9jYWbpLzx0b29sPiAieCI="},"owner":"tenant\n7","session":true,"began":"2026-03-04T05:06:07.891011121Z",` +
@@ -87,7 +87,7 @@ func TestRecordForm(t *testing.T) {
 	}
 }
 
-// Whatever is torn off, it is never taken for something else.
+// A torn record is never taken for another record.
 func TestTornRecord(t *testing.T) {
 	t.Parallel()
 	begin, ends := mustEncode(t, testBegin, testEnd)
@@ -160,9 +160,8 @@ func TestRecordsThatAreNone(t *testing.T) {
 	}
 }
 
-// FuzzRecord parses what could stand in a file, with right checksums too: what
-// is taken for a record holds together, and nothing that is added to it later
-// changes what it says.
+// FuzzRecord parses any content, with correct checksums too: whatever is accepted as a record is
+// consistent, and lines that are added later do not change its meaning.
 func FuzzRecord(f *testing.F) {
 	begin, ends := mustEncode(f, testBegin, testEnd, End{Writer: "guard"})
 	for _, seed := range [][]byte{
@@ -214,10 +213,10 @@ func FuzzRecord(f *testing.F) {
 		if diff := cmp.Diff(want, with.End); diff != "" {
 			t.Fatalf("the first end does not count:\n%s", diff)
 		}
-		// What can be written is read as it was.
+		// A record that can be written is read as it was.
 		text, err := encodeBegin(got.Begin)
 		if err != nil {
-			return // a year that RFC 3339 has not, in UTC
+			return // a year that RFC 3339 does not have, in UTC
 		}
 		again, err := parseRecord(text, "ABC123")
 		if diff := cmp.Diff(got.Begin, again.Begin); diff != "" || err != nil {

@@ -10,7 +10,7 @@ const (
 	tellsDirectories = false // unlinkat returns EPERM for one
 )
 
-// descriptors lists what this process has open.
+// descriptors lists the open descriptors of this process.
 func descriptors(t *testing.T) []byte {
 	t.Helper()
 	found, err := os.ReadDir("/dev/fd")

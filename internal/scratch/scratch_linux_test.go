@@ -20,7 +20,7 @@ const (
 	tellsDirectories = true  // unlinkat returns EISDIR for one
 )
 
-// What is mounted in the directory survives, with all that is in it. The mounts
+// A mounted directory survives, with everything in it. The mounts
 // are in a namespace of the inner process: they end with it.
 func TestRemoveEntersNoMount(t *testing.T) {
 	if !inner(t) {
@@ -64,7 +64,7 @@ func TestRemoveEntersNoMount(t *testing.T) {
 	before := picture(t, canary)
 	mounted := picture(t, in("tmpfs"))
 
-	// A device is looked at besides, should the system not tell of the mount.
+	// The device is checked as well, should the system not report the mount.
 	r := &remover{dev: d.Dev}
 	if fd, err := openDir(unix.AT_FDCWD, in("tmpfs"), r.sameDevice); err != unix.EXDEV {
 		t.Errorf("opening what is on another device: descriptor %d, %v, want EXDEV", fd, err)
@@ -87,7 +87,7 @@ func TestRemoveEntersNoMount(t *testing.T) {
 		t.Errorf("beside the mounts: %v", err)
 	}
 
-	// Nothing of it is left once the mounts are.
+	// Everything can be removed after the mounts have ended.
 	left, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
 	for line := range strings.Lines(string(left)) {
@@ -171,7 +171,7 @@ func TestRemoveImmutable(t *testing.T) {
 		return err
 	}))
 
-	// One alone, and the time runs out besides.
+	// One entry alone, and the time runs out as well.
 	for stay := range stays {
 		if !strings.HasSuffix(stay, "a/file") {
 			must(t, setImmutable(stay, false))
@@ -184,8 +184,8 @@ func TestRemoveImmutable(t *testing.T) {
 	gone(t, d)
 }
 
-// Nothing at the top can go, and what is moved there need not be in the listing
-// that is being read (on tmpfs it is not).
+// Nothing at the top can be removed, and a directory that is moved there need not appear in
+// the listing that is being read (on tmpfs it does not).
 func TestRemoveComesBackToWhatItMoved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("making a file immutable needs root")
@@ -226,7 +226,7 @@ func setImmutable(path string, on bool) error {
 	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags))
 }
 
-// Somebody puts a link out in the place of a directory, and the directory back,
+// Another process replaces a directory by a link that leads out, and the link by the directory,
 // as fast as the system can.
 func TestRemoveFollowsNoLinkThatComesLater(t *testing.T) {
 	parent := t.TempDir()
@@ -290,7 +290,7 @@ func TestRemoveAnyName(t *testing.T) {
 	gone(t, d)
 }
 
-// What is moved up comes from several places, and there is more beside it.
+// Directories from several places are moved up, and there are others beside them.
 func TestRemoveDeepInSeveralPlaces(t *testing.T) {
 	d := makeIn(t, t.TempDir())
 	for i := range 20 {
@@ -304,7 +304,7 @@ func TestRemoveDeepInSeveralPlaces(t *testing.T) {
 	gone(t, d)
 }
 
-// descriptors lists what this process has open, but for the listing itself.
+// descriptors lists the open descriptors of this process, but for that of the listing.
 func descriptors(t *testing.T) []byte {
 	t.Helper()
 	found, err := os.ReadDir("/proc/self/fd")
@@ -319,5 +319,5 @@ func descriptors(t *testing.T) []byte {
 	return open
 }
 
-// ownBinary can be started by another user too, who need not find it by its path.
+// ownBinary can be started by another user too, who need not have access to its path.
 func ownBinary(*testing.T) string { return "/proc/self/exe" }

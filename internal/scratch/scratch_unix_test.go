@@ -77,7 +77,7 @@ func TestMake(t *testing.T) {
 		if err := removed(t, d); err != nil {
 			t.Errorf("Remove of what is gone: %v", err)
 		}
-		// By the name alone, as it was recorded before.
+		// By the name alone, which was recorded before.
 		d, err = Make(path)
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(d.Path, "x"), nil, 0o600))
@@ -98,8 +98,8 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// A umask takes the user's own rights too. It is the process's, so this process
-// is one of its own.
+// A umask takes the user's own rights too. A process has one umask, so this test
+// has a process of its own.
 func TestMakeUnderAUmask(t *testing.T) {
 	if !inner(t) {
 		ordinaryUser(t, tempDir(t))
@@ -117,7 +117,7 @@ func TestMakeUnderAUmask(t *testing.T) {
 	gone(t, d)
 }
 
-// What has been given the name since is somebody else's.
+// Another directory that has the name now is not removed.
 func TestRemoveLeavesAnother(t *testing.T) {
 	const stranger = 54325
 	asRoot := func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestRemoveLeavesAnother(t *testing.T) {
 	}
 }
 
-// Between mkdir and the look at what was made, the name is given to another.
+// Between mkdir and the check of the new directory, another one gets the name.
 func TestMakeTakesNoOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "curfew-1")
 	plant(t, path)
@@ -236,7 +236,7 @@ func TestRemoveNamed(t *testing.T) {
 	}
 }
 
-// The directory is renamed while it is emptied, and its name given to another.
+// The directory is renamed while it is emptied, and another one gets its name.
 func TestRemoveLeavesAnotherThatComesLater(t *testing.T) {
 	parent := t.TempDir()
 	d := makeIn(t, parent)
@@ -277,7 +277,7 @@ func TestRemoveFollowsNoLink(t *testing.T) {
 	}
 }
 
-// Root is not refused anything, so this is for another user. A cache of Go
+// Modes do not bind root, so this is for another user. A cache of Go
 // modules has directories of mode 0555.
 func TestRemoveOpensWhatIsClosed(t *testing.T) {
 	if !inner(t) {
@@ -297,7 +297,7 @@ func TestRemoveOpensWhatIsClosed(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(below, "file"), nil, 0))
 			must(t, os.WriteFile(filepath.Join(d.Path, "a/b/file"), nil, 0))
 			switch {
-			case of == "all" || of == "deep": // from the bottom, while the way there is open
+			case of == "all" || of == "deep": // from the bottom, while the directories above are accessible
 				for dir := below; len(dir) >= len(d.Path); dir = filepath.Dir(dir) {
 					if of == "all" || strings.Contains(dir, "/c/c") {
 						must(t, os.Chmod(dir, mode))
@@ -333,7 +333,7 @@ func TestRemoveTellsWhatItCannot(t *testing.T) {
 			plant(t, filepath.Join(dir, "mine"))
 			must(t, os.WriteFile(filepath.Join(dir, "sticky", "theirs"), nil, 0o666))
 			must(t, os.WriteFile(filepath.Join(dir, "closed", "theirs"), nil, 0o666))
-			for i := range 500 { // more than one piece of a listing, before and after
+			for i := range 500 { // more than one chunk of a listing, before and after
 				must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint("file", i)), nil, 0o600))
 			}
 		}
@@ -365,7 +365,7 @@ func TestRemoveTellsWhatItCannot(t *testing.T) {
 		t.Fatal(found, err)
 	}
 	d := identify(t, found[0])
-	for range 2 { // once more when nothing else is left
+	for range 2 { // once more when there is nothing else
 		err := removed(t, d)
 		if err == nil {
 			t.Fatal("Remove returned nil")
@@ -386,7 +386,7 @@ func TestRemoveTellsWhatItCannot(t *testing.T) {
 	}
 }
 
-// Everything in the directory goes, although its parent lets no name go.
+// Everything in the directory is removed, although its parent cannot be changed.
 func TestRemoveTellsOfTheDirectoryItself(t *testing.T) {
 	if !inner(t) {
 		ordinaryUser(t, tempDir(t))
@@ -404,13 +404,13 @@ func TestRemoveTellsOfTheDirectoryItself(t *testing.T) {
 	if left, err := os.ReadDir(d.Path); len(left) > 0 || err != nil {
 		t.Errorf("left: %v, %v", left, err)
 	}
-	must(t, os.Chmod(parent, 0o300)) // nobody can list it, which is not needed on Linux
+	must(t, os.Chmod(parent, 0o300)) // it cannot be listed, which is not needed on Linux
 	if err := removed(t, d); err != nil && !errors.Is(err, unix.EACCES) {
 		t.Error(err)
 	}
 }
 
-// The chain is longer than a path can be, and deeper than there are descriptors.
+// The chain is longer than a path can be, and deeper than the number of descriptors.
 func TestRemoveDeep(t *testing.T) {
 	const depth = 20000
 	if !inner(t) {
@@ -441,14 +441,14 @@ func TestRemoveDeep(t *testing.T) {
 	}
 }
 
-// Nothing is allocated for an entry, and the listing is not held.
+// Remove allocates nothing for an entry, and does not keep the listing.
 func TestRemoveWide(t *testing.T) {
 	const files = 100_000
 	d := makeIn(t, tempDirIn(t, memory))
 	at, err := unix.Open(d.Path, dirFlags, 0)
 	must(t, err)
 	for i := range files {
-		// Nodes are cheaper than files. One in ten is a directory.
+		// Links are cheaper than files. One entry in ten is a directory.
 		name := fmt.Sprintf("an entry with a name of some length %d", i)
 		if i%10 == 0 {
 			must(t, unix.Mkdirat(at, name, 0o700))
@@ -484,7 +484,7 @@ func TestRemoveEndsInTime(t *testing.T) {
 	}
 }
 
-// Somebody fills the directory faster than it can be emptied.
+// The directory is filled faster than it can be emptied.
 func TestRemoveEndsInTimeWhileItIsFilled(t *testing.T) {
 	const within = 200 * time.Millisecond
 	for range 10 {
@@ -508,7 +508,7 @@ func TestRemoveEndsInTimeWhileItIsFilled(t *testing.T) {
 			found, _ := os.ReadDir(d.Path)
 			entries = len(found)
 		}
-		timer := time.AfterFunc(10*time.Second, func() { close(stop) }) // should Remove not end by itself
+		timer := time.AfterFunc(10*time.Second, func() { close(stop) }) // in case Remove does not end by itself
 		began := time.Now()
 		err := d.Remove(began.Add(within))
 		took := time.Since(began)
@@ -521,16 +521,16 @@ func TestRemoveEndsInTimeWhileItIsFilled(t *testing.T) {
 		if took > 5*time.Second {
 			t.Fatalf("Remove returned after %v, want it after %v at most", took, within)
 		}
-		os.RemoveAll(d.Path) // of whatever has the name now
+		os.RemoveAll(d.Path) // whatever has the name now
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
-		t.Log("it was emptied before it was filled:", err) // rare: once more
+		t.Log("it was emptied before it was filled:", err) // rare: try again
 	}
 	t.Error("never filled fast enough")
 }
 
-// A listing need not tell what an entry is, and it can have become another.
+// A listing need not have the kind of an entry, and the kind can have changed.
 func TestRemoveWhateverTheListingSays(t *testing.T) {
 	for _, kind := range []byte{unix.DT_UNKNOWN, unix.DT_DIR, unix.DT_REG, unix.DT_LNK} {
 		d := makeIn(t, t.TempDir())
@@ -610,7 +610,7 @@ func TestRemoveWhenACallFails(t *testing.T) { // not parallel: fault.Inject
 	}
 }
 
-// Between a fork and an exec no descriptor of ours may get away.
+// No program that is executed may inherit one of our descriptors.
 func TestDescriptorsAreClosedOnExec(t *testing.T) {
 	if !inner(t) {
 		ordinaryUser(t, tempDir(t))
@@ -635,7 +635,7 @@ func TestDescriptorsAreClosedOnExec(t *testing.T) {
 	gone(t, d)
 }
 
-// Any tree that a user can make, the user can remove.
+// A user can remove any tree that the user can make.
 func TestRemoveAnyTree(t *testing.T) {
 	if !inner(t) {
 		ordinaryUser(t, tempDirIn(t, memory))
@@ -659,13 +659,13 @@ func TestRemoveAnyTree(t *testing.T) {
 			case "chain":
 				for range rapid.IntRange(1, 3*levels).Draw(rt, "depth") {
 					if os.Mkdir(path, 0o700) != nil {
-						break // what has the name may lead out
+						break // the name can be a link that leads out
 					}
 					dirs = append(dirs, path)
 					path = filepath.Join(path, "d")
 				}
 			case "file":
-				if f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0); err == nil { // not what a link leads to
+				if f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0); err == nil { // not through a link
 					_ = f.Close()
 				}
 			case "link":
@@ -681,7 +681,7 @@ func TestRemoveAnyTree(t *testing.T) {
 				}
 			}
 		}
-		for i := len(dirs) - 1; i >= 0; i-- { // each after what is below it
+		for i := len(dirs) - 1; i >= 0; i-- { // each after the directories below it
 			if rapid.Bool().Draw(rt, "close") {
 				_ = os.Chmod(dirs[i], os.FileMode(rapid.IntRange(0, 7).Draw(rt, "mode"))<<6)
 			}
@@ -698,7 +698,7 @@ func TestRemoveAnyTree(t *testing.T) {
 	})
 }
 
-// gone removes a directory and wants it gone.
+// gone removes a directory, and fails if it still exists.
 func gone(t *testing.T, d Dir) {
 	t.Helper()
 	if err := removed(t, d); err != nil {
@@ -709,7 +709,7 @@ func gone(t *testing.T, d Dir) {
 	}
 }
 
-// removed calls Remove, which is to leave no descriptor open.
+// removed calls Remove, and fails if that leaves a descriptor open.
 func removed(t *testing.T, d Dir) error {
 	t.Helper()
 	before := descriptors(t)
@@ -720,7 +720,7 @@ func removed(t *testing.T, d Dir) error {
 	return err
 }
 
-// makeIn makes a directory, which is gone after the test, whatever happens.
+// makeIn makes a directory, which is removed after the test, whatever happens.
 func makeIn(t *testing.T, parent string) Dir {
 	t.Helper()
 	path, err := Name(parent, rand.Text())
@@ -731,13 +731,13 @@ func makeIn(t *testing.T, parent string) Dir {
 	return d
 }
 
-// memory is a file system without a disk, which would make large trees slow.
+// memory is a file system in memory: on a disk, large trees are slow.
 const memory = "/dev/shm"
 
-// tempDir is t.TempDir for another user too.
+// tempDir is like t.TempDir, and accessible to other users.
 func tempDir(t *testing.T) string { t.Helper(); return tempDirIn(t, "") }
 
-// tempDirIn is that below a parent, if there is one of that name.
+// tempDirIn does the same below a parent, if that exists.
 func tempDirIn(t *testing.T, parent string) string {
 	t.Helper()
 	if _, err := os.Stat(parent); err != nil {
@@ -750,8 +750,8 @@ func tempDirIn(t *testing.T, parent string) string {
 	return dir
 }
 
-// wipe removes what is left if the package under test does not: os.RemoveAll
-// runs out of descriptors.
+// wipe removes the directory if the package under test did not. (os.RemoveAll
+// runs out of descriptors.)
 func wipe(dir string) {
 	if info, err := os.Lstat(dir); err == nil && info.IsDir() {
 		_ = exec.Command("chmod", "-R", "u+rwx", dir).Run()
@@ -767,7 +767,7 @@ func plant(t *testing.T, dir string) {
 	must(t, os.WriteFile(filepath.Join(dir, "sub", "sub", "file"), []byte("content"), 0o600))
 }
 
-// picture is what is below a directory, with modes and contents.
+// picture describes everything below a directory, with modes and contents.
 func picture(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -823,8 +823,7 @@ func must(t *testing.T, err error) {
 // inner reports whether this process was started to run this test.
 func inner(t *testing.T) bool { return os.Getenv(innerVar) == t.Name() }
 
-// ordinaryUser runs the test once more, in a process of a user who is refused
-// what the modes refuse.
+// ordinaryUser runs the test once more, in a process of a user whom modes bind.
 func ordinaryUser(t *testing.T, dir string) {
 	t.Helper()
 	attr := &syscall.SysProcAttr{}
@@ -837,7 +836,7 @@ func ordinaryUser(t *testing.T, dir string) {
 // rerun runs the test once more, in a process of its own, which is given dir.
 func rerun(t *testing.T, dir string, attr *syscall.SysProcAttr) {
 	t.Helper()
-	timeout := tooLong // it is not to outlive this process
+	timeout := tooLong // it must not outlive this process
 	if deadline, ok := t.Deadline(); ok {
 		timeout = time.Until(deadline) * 9 / 10
 	}

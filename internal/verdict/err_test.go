@@ -118,7 +118,7 @@ func TestErr(t *testing.T) {
 	}
 }
 
-// What Decide returns, Err has an error for, in one line.
+// Err has an error of one line for everything that Decide returns.
 func TestErrTakesWhatDecideReturns(t *testing.T) {
 	t.Parallel()
 	type result struct {
@@ -167,8 +167,8 @@ func TestErrPanicsOnContradictions(t *testing.T) {
 	}
 }
 
-// The error of another invocation, as a cause or as what a Reader or Writer failed with,
-// does not give this one its verdict. What it wraps besides is found.
+// The error of another invocation, as a cause or as the error of a Reader or Writer, does not
+// give this one its verdict. errors.Is finds everything else that it wraps.
 func TestForeignVerdicts(t *testing.T) {
 	own := errors.New("the caller's own")
 	elsewhere := []error{

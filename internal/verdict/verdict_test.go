@@ -227,7 +227,7 @@ func TestDecideLeavesTheFactsAlone(t *testing.T) {
 }
 
 // allFacts calls f with every combination of the booleans, of the causes and
-// of exits that there are and that there cannot be.
+// of exits that are possible and that are not.
 func allFacts(f func(Facts)) {
 	exits := []*Exit{nil, code(0), code(3), code(255), death(15), death(9),
 		{Code: -1, Signal: 6, CoreDumped: true}, {AfterStop: true},
@@ -311,7 +311,7 @@ func TestDecideInvariants(t *testing.T) {
 	}
 }
 
-// Bad news never turns an outcome that says less into one that says more.
+// Bad news never turns an outcome that claims less into one that claims more.
 func TestDecideBadNewsNeverHelps(t *testing.T) {
 	t.Parallel()
 	worsen := []struct {
