@@ -77,20 +77,7 @@ func (k *KillPhase) Step(tree striker, now time.Time, pace Pace) Event {
 			return Event{}
 		}
 		if !found {
-			ev := tree.Reap()
-			k.reaped = k.reaped || ev.Died > 0
-			switch {
-			case ev.Died == 0 && ev.Silent:
-				k.next = time.Now().Add(killSilent)
-				return ev
-			case ev.Died == 0:
-				k.rest(2*k.backoff, pace)
-				return ev
-			case k.done:
-				k.rest(0, pace) // the others need the time to die
-				return ev
-			case ev.reports():
-				k.backoff, k.next = 0, now
+			if ev, again := k.reap(tree, now, pace); !again {
 				return ev
 			}
 		}
@@ -100,6 +87,25 @@ func (k *KillPhase) Step(tree striker, now time.Time, pace Pace) Event {
 			return Event{}
 		}
 	}
+}
+
+// reap reaps, and reports whether to strike again at once.
+func (k *KillPhase) reap(tree striker, now time.Time, pace Pace) (ev Event, again bool) {
+	ev = tree.Reap()
+	k.reaped = k.reaped || ev.Died > 0
+	switch {
+	case ev.Died == 0 && ev.Silent:
+		k.next = time.Now().Add(killSilent)
+	case ev.Died == 0:
+		k.rest(2*k.backoff, pace)
+	case k.done:
+		k.rest(0, pace) // the others need the time to die
+	case ev.reports():
+		k.backoff, k.next = 0, now
+	default:
+		return ev, true
+	}
+	return ev, false
 }
 
 // rest sets when to strike again.
