@@ -24,7 +24,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"curfew/internal/journal"
 	"curfew/internal/supervisor"
@@ -45,11 +44,6 @@ type Options struct {
 	// ends storms of processes faster, and those that run as another user. Nothing
 	// that is promised needs it.
 	NoCgroup bool
-	// IdleTimeout ends sessions without traffic: when for so long nothing was
-	// written to the stdin or read from the stdout of one, and no Write is under
-	// way. 0 is never. What a server works on does not count, so it must be longer
-	// than the longest answer takes.
-	IdleTimeout time.Duration
 	// StateDir, if not "", is the directory of a journal: what is in flight is
 	// recorded there, on disk, before it starts, and its end before it is reported,
 	// so that Recover can tell a later caller what became of it if this one dies.
@@ -72,8 +66,6 @@ type Adapter struct {
 
 	noCgroup bool
 
-	idleTimeout time.Duration
-
 	mu sync.Mutex
 	// Everything that was registered before anything of it could run, until it is
 	// shown to be gone: what is running, and what ended without that proof.
@@ -92,12 +84,9 @@ func New(o Options) (*Adapter, error) {
 	if err := supervisor.Check(o.Supervisor); err != nil {
 		return nil, err
 	}
-	if o.IdleTimeout < 0 {
-		return nil, fmt.Errorf("adapter: Options.IdleTimeout %v is negative; 0 means none", o.IdleTimeout)
-	}
 	a := &Adapter{
 		pool: supervisor.Pool{Executable: o.Supervisor, BuildMode: buildMode(), MaxIdle: o.MaxIdle},
-		log:  o.Logger, noCgroup: o.NoCgroup, idleTimeout: o.IdleTimeout,
+		log:  o.Logger, noCgroup: o.NoCgroup,
 	}
 	if o.StateDir != "" {
 		dir, err := filepath.Abs(o.StateDir)
@@ -152,34 +141,36 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 // Nothing is ever retried: after outcome.ErrUnknown the program may have done
 // what it was asked to do.
 func (a *Adapter) Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
-	v := newInvocation(a, ctx, c)
-	if !a.register(v) {
-		v.notStarted(outcome.CauseShutdown, verdict.Why{Cause: ErrShutdown})
-		return v.outcome, v.outcome.Err
+	v := newInvocation(a, ctx, c, hooks{})
+	if a.register(v) {
+		v.invoke()
+		a.unregister(v)
 	}
-	defer a.unregister(v)
-	return v.invoke()
+	return v.outcome, v.outcome.Err
 }
 
-// register has v ended by a Shutdown from now on. False if there was one
-// already: then v must not begin.
+// register adds v to what Shutdown and StopOwner end. After Shutdown has begun it
+// refuses v and reports false: v must not start then.
 func (a *Adapter) register(v *invocation) bool {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.down != nil {
-		return false
+	refused := a.down != nil
+	if !refused {
+		if a.running == nil {
+			a.running, a.unproven = map[*invocation]struct{}{}, map[*invocation]struct{}{}
+		}
+		a.running[v] = struct{}{}
 	}
-	if a.running == nil {
-		a.running, a.unproven = map[*invocation]struct{}{}, map[*invocation]struct{}{}
+	a.mu.Unlock()
+	if refused {
+		v.notStarted(&refusal{outcome.CauseShutdown, verdict.Why{Cause: ErrShutdown}})
 	}
-	a.running[v] = struct{}{}
-	return true
+	return !refused
 }
 
-// unregister takes note that v is over, and lets go of it if nothing is left of
-// it.
+// unregister removes v, which has ended. It is kept among the unproven if its tree was
+// not shown to be gone.
 func (a *Adapter) unregister(v *invocation) {
-	v.takeBack(v.outcome.Cleanup.Result == outcome.CleanupLeft)
+	v.wiring.takeBack(v.outcome.Cleanup.Result == outcome.CleanupLeft)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.running, v)
@@ -204,8 +195,12 @@ func (a *Adapter) proven(v *invocation) {
 // before, StopOwner returns its cause with the outcomes that there are, and they
 // go on ending.
 //
-// The error joins an *outcome.CleanupError for each that is not shown to be gone.
+// The error joins an *outcome.CleanupError for each that is not shown to be gone. An
+// owner "" is refused: it would be everything that has no owner.
 func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcome, error) {
+	if owner == "" {
+		return nil, errNoOwner
+	}
 	caller := newCallerContext(ctx)
 	defer caller.release()
 	running, unproven := a.registered(func(v *invocation) bool { return v.cmd.Owner == owner })
@@ -220,6 +215,8 @@ func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcom
 	}
 	return outcomes, err
 }
+
+var errNoOwner = errors.New("adapter: stop owner: the owner is empty; Shutdown stops everything")
 
 // registered returns what is running, and what has ended without a proof that it
 // is gone.

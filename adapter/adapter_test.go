@@ -49,6 +49,17 @@ func run(t *testing.T, a *Adapter, c Command) (outcome.Outcome, error) {
 	return o, err
 }
 
+// bound is the bound of an invocation with the policy, without a temporary directory and
+// a journal.
+func bound(p StopPolicy) time.Duration { return (&Command{Stop: p}).waits(false).bound() }
+
+// killer returns a function that waits until c was executed, and kills it.
+func killer(c *Command) func() {
+	started := make(chan *Process, 1)
+	c.Started = func(p *Process) { started <- p }
+	return func() { (<-started).Kill() }
+}
+
 // newAdapter makes an Adapter, which must be shut down without a complaint at
 // the end of the test.
 func newAdapter(t *testing.T, o ...Options) *Adapter {
@@ -290,10 +301,13 @@ func TestStopCauses(t *testing.T) {
 			return ctx, func() {}
 		}},
 		{"killed", outcome.CauseCanceled, []error{context.Canceled}, func(_ *Adapter, ctx context.Context, c *Command, _ time.Duration) (context.Context, func()) {
-			kill := make(chan struct{})
-			c.Kill = kill
 			c.Stop.Grace = time.Minute
-			return ctx, func() { close(kill) }
+			return ctx, killer(c)
+		}},
+		{"killed by the context", outcome.CauseCanceled, []error{context.Canceled, cause, StopCause{Kill: true, Reason: cause}}, func(_ *Adapter, ctx context.Context, c *Command, _ time.Duration) (context.Context, func()) {
+			c.Stop.Grace = time.Minute
+			ctx, cancel := context.WithCancelCause(ctx)
+			return ctx, func() { cancel(StopCause{Kill: true, Reason: cause}) }
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -666,8 +680,8 @@ func TestBlockedWriter(t *testing.T) {
 	}), w)
 	c.Stop = StopPolicy{Grace: 200 * time.Millisecond, Drain: 200 * time.Millisecond}
 	o, err := a.Invoke(ctx, c)
-	if took := time.Since(canceled); took > c.Stop.Bound() {
-		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
+	if took := time.Since(canceled); took > bound(c.Stop) {
+		t.Errorf("took %v, more than %v", took, bound(c.Stop))
 	}
 	if o.Status != outcome.StatusUnknown || !o.Output.DrainIncomplete || o.Output.Abandoned != 1 {
 		t.Errorf("got %s, %+v, %v", o.Status, o.Output, err)
@@ -928,9 +942,7 @@ func TestShutdownJustBeforeTheRequest(t *testing.T) {
 		for asked := false; !asked; time.Sleep(time.Millisecond) {
 			a.mu.Lock()
 			for v := range a.running {
-				v.mu.Lock()
-				asked = v.asked != ""
-				v.mu.Unlock()
+				asked = v.control.first().cause != ""
 			}
 			a.mu.Unlock()
 		}
@@ -992,7 +1004,7 @@ func TestLongTimes(t *testing.T) {
 	if o, err := run(t, a, c); err != nil {
 		t.Errorf("%s, %v", o.Status, err)
 	}
-	if b := c.Stop.Bound(); b <= 0 {
+	if b := bound(c.Stop); b <= 0 {
 		t.Errorf("the bound is %v", b)
 	}
 }
@@ -1049,9 +1061,9 @@ func init() {
 // also if nothing was read before.
 func TestRestIsTaken(t *testing.T) {
 	t.Parallel()
-	var files opened
-	defer files.close()
-	pipe, fd, err := pipeFrom(&files)
+	var w wiring
+	defer w.disconnect()
+	pipe, fd, err := w.pipeFrom()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -505,8 +505,8 @@ func TestBothHelpersAreKilled(t *testing.T) {
 	began := time.Now()
 	o, err := run(t, a, c)
 	w.Close()
-	if took := time.Since(began); took > c.Stop.Bound() {
-		t.Errorf("took %v, more than %v", took, c.Stop.Bound())
+	if took := time.Since(began); took > bound(c.Stop) {
+		t.Errorf("took %v, more than %v", took, bound(c.Stop))
 	}
 	if o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseSupervisorLost || o.Cleanup.Result != outcome.CleanupUnverified || o.Cleanup.Proof != outcome.ProofNone {
 		t.Errorf("got %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, err)

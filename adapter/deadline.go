@@ -2,44 +2,10 @@ package adapter
 
 import "time"
 
-// The bound of a stop is one absolute time, fixed when the stop is asked for. It is the
-// sum of the policy's waits and of boundSlack, which is spent like this, with L as the
-// time that the ladder may take, and D as the drain limit:
-//
-//	1 s           the supervisor acknowledges the stop
-//	2 s           ... if it is not suspended: a machine under load may give it no turn
-//	L + 1 s       it reports
-//	L + 1.5 s     ... if it is not suspended
-//	L + 2.5 s     the guard, or a sweep, has ended what a lost supervisor has left
-//	L + D + 2.5 s the output is drained
-//	L + D + 2.8 s code of the caller's that is under way is left to itself
-//	L + D + 3 s   Invoke returns
-//
-// What comes earlier leaves its time to what comes later, and nothing adds.
-const (
-	// ackLimit is how long a supervisor may take to acknowledge a stop, and how
-	// much longer than its ladder it may take to report. One that takes longer is
-	// lost: it is killed.
-	ackLimit = time.Second
-	// ackSpare and reportSpare are what it gets besides, if it is not suspended.
-	ackSpare    = time.Second
-	reportSpare = time.Second / 2
-	// loseLimit is what the guard has at least to end what a lost supervisor has
-	// left, and the most that a sweep may take.
-	loseLimit = time.Second
-	// turnLimit is how long a goroutine that is not held up by anything may take to
-	// get its turn, and lastTurn what is always left of that.
-	turnLimit = time.Second
-	lastTurn  = 300 * time.Millisecond
-	// jitter is how late the caller itself may be without having been suspended.
-	jitter = ackLimit / 4
-)
-
 // deadlines say what the supervisor owes the caller, and until when. They read no
 // clock.
 type deadlines struct {
-	ladder  time.Duration // from the beginning of the stop to the report
-	drain   time.Duration
+	waits
 	timeout time.Time // when the supervisor begins a stop by itself; zero: never
 
 	stop  time.Time // when a stop was asked for, or began by itself; zero: there is none
@@ -64,11 +30,11 @@ func (d *deadlines) began(now time.Time) {
 }
 
 // exited notes that the leader has exited by itself. Leftovers may go on for linger.
-func (d *deadlines) exited(now time.Time, linger time.Duration) {
+func (d *deadlines) exited(now time.Time) {
 	if !d.timeout.IsZero() {
 		now = sooner(now, d.timeout)
 	}
-	d.exit = now.Add(linger)
+	d.exit = now.Add(d.linger)
 }
 
 // begun returns when the time began that is bounded: by a stop, or by a timeout, also if
@@ -104,6 +70,17 @@ func (d *deadlines) due() (soft, hard time.Time) {
 		hard = ack
 	}
 	return stop.Add(ackLimit), hard
+}
+
+// look returns when the supervisor is to be looked after, if it sends nothing before: when
+// something is due, and not before now. What is due can be past already: an acknowledgement
+// that came late makes a report due that was due before it. Zero: never.
+func (d *deadlines) look(now time.Time) time.Time {
+	soft, _ := d.due()
+	if !soft.IsZero() && soft.Before(now) {
+		return now
+	}
+	return soft
 }
 
 // late says what follows when the supervisor has said nothing by now, although it was

@@ -76,10 +76,10 @@ func frozenTwice(t *testing.T, run func(context.Context, *Adapter, Command) <-ch
 	f.freeze()
 	e := <-result
 	took := e.at.Sub(began)
-	if took > c.Bound() {
-		t.Errorf("took %v, the bound is %v", took, c.Bound())
+	if took > c.waits(false).bound() {
+		t.Errorf("took %v, the bound is %v", took, c.waits(false).bound())
 	}
-	t.Logf("took %v of %v: %s, %+v", took, c.Bound(), e.o.Cause, e.o.Cleanup)
+	t.Logf("took %v of %v: %s, %+v", took, c.waits(false).bound(), e.o.Cause, e.o.Cleanup)
 	if e.o.Status != outcome.StatusUnknown || e.o.Cause != outcome.CauseCanceled || !e.o.Cleanup.HelperLost || e.o.Cleanup.Result != outcome.CleanupUnverified {
 		t.Errorf("%s, %s, %+v", e.o.Status, e.o.Cause, e.o.Cleanup)
 	}

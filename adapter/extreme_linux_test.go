@@ -123,7 +123,7 @@ func bombedRole(args []string) error {
 	if o.Cleanup.HelperLost || o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren {
 		return fmt.Errorf("not proven empty: %s, %s, %+v", o.Status, o.Cause, o.Cleanup.Survivors)
 	}
-	if bound := c.Stop.Bound(); took > bound {
+	if bound := bound(c.Stop); took > bound {
 		return fmt.Errorf("returned %v after the timeout, more than %v", took, bound)
 	}
 	if probe.Beats() == 0 {
@@ -183,7 +183,7 @@ func TestHeavyChain(t *testing.T) {
 	e := <-result
 	took := e.at.Sub(began)
 	t.Logf("%d processes of %d MB ended in %v", length, heavyBytes()>>20, took)
-	if bound := c.Stop.Bound(); took > bound {
+	if bound := bound(c.Stop); took > bound {
 		t.Errorf("returned after %v, more than %v", took, bound)
 	}
 	isEmpty(t, e.o)
@@ -432,8 +432,8 @@ func TestTraced(t *testing.T) {
 			began := time.Now()
 			cancel()
 			e := <-result
-			if took := e.at.Sub(began); took > c.Stop.Bound() {
-				t.Errorf("returned after %v, more than %v", took, c.Stop.Bound())
+			if took := e.at.Sub(began); took > bound(c.Stop) {
+				t.Errorf("returned after %v, more than %v", took, bound(c.Stop))
 			}
 			if err := consistent(f, e, outcome.CauseCanceled); err != nil {
 				t.Error(err)
@@ -477,7 +477,7 @@ func TestExecThatHangs(t *testing.T) {
 	o, err := run(t, a, c)
 	took := time.Since(began) - c.Timeout
 	t.Logf("%v after the timeout: %v", took, err)
-	if bound := c.Stop.Bound(); took > bound {
+	if bound := bound(c.Stop); took > bound {
 		t.Errorf("returned %v after the timeout, more than %v", took, bound)
 	}
 	if o.Status != outcome.StatusNotStarted || o.Cause != outcome.CauseTimeout || o.Exit != nil || !errors.Is(err, context.DeadlineExceeded) {
@@ -501,7 +501,7 @@ func TestPathIsAFIFO(t *testing.T) {
 		if e.o.Status != outcome.StatusNotStarted || e.o.Cause != outcome.CauseStartFailed || !errors.Is(e.err, syscall.EACCES) {
 			t.Errorf("got %s, %s, %v", e.o.Status, e.o.Cause, e.err)
 		}
-	case <-time.After(promptly.Bound()):
+	case <-time.After(bound(promptly)):
 		t.Error("it does not return")
 		w, err := os.OpenFile(file, os.O_WRONLY, 0) // what it waits for
 		if err != nil {
@@ -610,8 +610,8 @@ func TestAllAtOnce(t *testing.T) {
 		isGone(t, r.f, r.probe, 0)
 	}
 	t.Logf("%d ended in %v", runs, last)
-	if last > promptly.Bound() {
-		t.Errorf("the last returned after %v, more than %v", last, promptly.Bound())
+	if last > bound(promptly) {
+		t.Errorf("the last returned after %v, more than %v", last, bound(promptly))
 	}
 	if err := canary.Check(); err != nil {
 		t.Error(err)
@@ -663,8 +663,8 @@ func canceledAnytime(t *testing.T, a *Adapter, f fixtures.Fixture, stop StopPoli
 	began := time.Now()
 	cancel()
 	e := <-result
-	if took := e.at.Sub(began); took > stop.Bound() {
-		t.Errorf("canceled after %v: returned %v later, more than %v", after, took, stop.Bound())
+	if took := e.at.Sub(began); took > bound(stop) {
+		t.Errorf("canceled after %v: returned %v later, more than %v", after, took, bound(stop))
 	}
 	if err := consistent(f, e, outcome.CauseCanceled); err != nil {
 		t.Errorf("canceled after %v: %v", after, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"syscall"
 	"time"
@@ -12,16 +13,67 @@ import (
 	"curfew/outcome"
 )
 
-// What the caller gives us has code of its own: a Reader, a Writer, a Logger, a
+// What the caller gives us has code of its own: a Reader, a Writer, a Logger, Started, a
 // context, the errors of these. That code can panic, block, return what it must not,
 // or end its goroutine. None of that may hold up or end anything but what it is for.
+
+// callerCode is the code of the caller's that an invocation calls and that is not a
+// Reader or a Writer. Its zero value has called nothing.
+type callerCode struct {
+	mu        sync.Mutex
+	calls     []<-chan struct{} // each is closed when the call has returned
+	contexts  []*callerContext
+	logFailed bool // the Logger is not called again
+}
+
+// log gives the Logger a line. After a line that does not return in time, or panics,
+// the Logger is not called again.
+func (c *callerCode) log(l *slog.Logger, event string, args ...any) {
+	if l == nil || c.logFailed {
+		return
+	}
+	returned, ok := within(func() { l.Info(event, args...) })
+	if !ok {
+		c.logFailed = true
+		c.called(returned)
+	}
+}
+
+// start calls code on a goroutine of its own.
+func (c *callerCode) start(code func()) {
+	done := make(chan struct{})
+	c.called(done)
+	go func() {
+		defer close(done)
+		var err error // a panic is dropped
+		called(&err, func() error { code(); return nil })
+	}()
+}
+
+func (c *callerCode) called(returned <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, returned)
+}
+
+// abandoned releases the contexts, and returns how many calls do not return.
+func (c *callerCode) abandoned() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	calls := c.calls
+	for _, ctx := range c.contexts {
+		calls = append(calls, ctx.release()...)
+	}
+	return inside(calls)
+}
 
 // quoted is an error of the caller's with the text that it had when it came. Its own
 // methods are not called again.
 type quoted struct {
 	err    error
 	text   string
-	signal syscall.Signal // that it asks for, as the cause of a stop; 0: none
+	signal syscall.Signal // the StopCause's, if it is the cause of a stop; 0: none
+	kill   bool           // the StopCause's
 }
 
 func (q *quoted) Error() string { return q.text }
@@ -195,13 +247,11 @@ func (c *callerContext) ask(ctx context.Context) {
 		if cause == nil || cause == context.Canceled || cause == context.DeadlineExceeded {
 			return
 		}
-		q := quote(cause)
-		var s interface{ StopSignal() syscall.Signal }
-		if errors.As(cause, &s) {
-			if sig := s.StopSignal(); sig > 0 && sig <= maxSignal {
-				q.signal = sig
-			}
+		q, s := quote(cause), stopCause(cause)
+		if s.Signal > 0 && s.Signal <= maxSignal {
+			q.signal = s.Signal
 		}
+		q.kill = s.Kill
 		cause = q
 	})
 	if ok {
@@ -232,9 +282,6 @@ func (c *callerContext) given() error {
 	}
 	return c.cause
 }
-
-// maxSignal is the highest number of a signal.
-const maxSignal = 64
 
 // release ends the following, and returns what of the caller's code is to return yet.
 func (c *callerContext) release() []<-chan struct{} {

@@ -35,13 +35,11 @@ func (c *oddContext) Err() error                  { call(c.err); return c.Contex
 func (c *oddContext) Value(key any) any           { call(c.value); return c.Context.Value(key) }
 
 // oddCause is the cause of a cancellation of which each method calls a function first.
-type oddCause struct {
-	text, signal func()
-	sig          syscall.Signal
-}
+type oddCause struct{ text, as, unwrap func() }
 
-func (c *oddCause) Error() string              { call(c.text); return "odd" }
-func (c *oddCause) StopSignal() syscall.Signal { call(c.signal); return c.sig }
+func (c *oddCause) Error() string { call(c.text); return "odd" }
+func (c *oddCause) As(any) bool   { call(c.as); return false }
+func (c *oddCause) Unwrap() error { call(c.unwrap); return nil }
 
 // Whatever the methods of a context and of its cause do, the invocation ends, the
 // process does not, and what did not return is counted.
@@ -49,7 +47,7 @@ func TestContextsOfTheCallers(t *testing.T) {
 	t.Parallel()
 	a := newAdapter(t)
 	for _, how := range []string{"blocks", "panics", "ends the goroutine"} {
-		for _, what := range []string{"Deadline", "Done", "Err", "Value", "Error", "StopSignal"} {
+		for _, what := range []string{"Deadline", "Done", "Err", "Value", "Error", "As", "Unwrap"} {
 			t.Run(what+" "+how, func(t *testing.T) {
 				t.Parallel()
 				until := make(chan struct{})
@@ -63,7 +61,7 @@ func TestContextsOfTheCallers(t *testing.T) {
 				cause := &oddCause{}
 				ctx := &oddContext{Context: parent}
 				*map[string]*func(){"Deadline": &ctx.deadline, "Done": &ctx.done, "Err": &ctx.err, "Value": &ctx.value,
-					"Error": &cause.text, "StopSignal": &cause.signal}[what] = odd
+					"Error": &cause.text, "As": &cause.as, "Unwrap": &cause.unwrap}[what] = odd
 				c := sh("echo ready; exec sleep " + tooLong)
 				c.Stdout, c.Timeout, c.Stop.Grace = onWrite(func() { cancel(cause) }), time.Minute, 5*time.Second
 				atOnce := what == "Deadline" || what == "Done"
@@ -72,7 +70,7 @@ func TestContextsOfTheCallers(t *testing.T) {
 				}
 				began := time.Now()
 				o, err := a.Invoke(ctx, c)
-				if took := time.Since(began); took > c.Timeout/2+c.Bound() {
+				if took := time.Since(began); took > c.Timeout/2+c.waits(false).bound() {
 					t.Errorf("took %v", took)
 				}
 				wantStatus, wantCause, abandoned := outcome.StatusUnknown, outcome.CauseCanceled, 0
@@ -98,7 +96,7 @@ func TestCausesOfTheCallers(t *testing.T) {
 	a := newAdapter(t)
 	for _, sig := range []syscall.Signal{syscall.SIGUSR1, 999, -1, 0} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		cause := &oddCause{sig: sig}
+		cause := fmt.Errorf("a wrapped %w", StopCause{Signal: sig, Reason: errors.New("odd")})
 		c := sh("echo ready; exec sleep " + tooLong)
 		c.Stdout = onWrite(func() { cancel(cause) })
 		o, err := a.Invoke(ctx, c)
@@ -106,7 +104,7 @@ func TestCausesOfTheCallers(t *testing.T) {
 		if sig == syscall.SIGUSR1 {
 			want = sig
 		}
-		if o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.Signal != int(want) || !errors.Is(err, cause) || !strings.Contains(err.Error(), "canceled: odd") {
+		if o.Cause != outcome.CauseCanceled || o.Exit == nil || o.Exit.Signal != int(want) || !errors.Is(err, cause) || !strings.Contains(err.Error(), "canceled: a wrapped odd") {
 			t.Errorf("signal %d: %s, %+v, %v", sig, o.Cause, o.Exit, err)
 		}
 		isEmpty(t, o)
@@ -193,22 +191,23 @@ func TestLoggersOfTheCallers(t *testing.T) {
 	}
 }
 
-// Kill counts from the beginning, also while the CLI is being started.
+// A kill by the context counts from the beginning, also while the CLI is being started.
 func TestKillBeforeTheStart(t *testing.T) {
 	t.Parallel()
-	var kill chan struct{}
+	var kill context.CancelCauseFunc
 	a := newAdapter(t, Options{Logger: slog.New(slowLog{func() {
-		close(kill) // between the choice of a supervisor and the request
+		kill(StopCause{Kill: true}) // between the choice of a supervisor and the request
 		time.Sleep(abandonAfter / 2)
 	}})})
 	refused := 0
-	// On a busy machine the channel may be looked at late, and the CLI is started then.
+	// On a busy machine the context may be looked at late, and the CLI is started then.
 	for end := time.Now().Add(patience); refused == 0 && time.Now().Before(end); {
-		kill = make(chan struct{})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		kill = cancel
 		c := sh("trap '' TERM; while :; do sleep 1; done")
-		c.Kill, c.Stop.Grace = kill, 30*time.Second
+		c.Stop.Grace = 30 * time.Second
 		began := time.Now()
-		o, _ := a.Invoke(t.Context(), c)
+		o, _ := a.Invoke(ctx, c)
 		if took := time.Since(began); o.Cause != outcome.CauseCanceled || took > 20*time.Second {
 			t.Errorf("%s, %s, after %v", o.Status, o.Cause, took)
 		}

@@ -107,7 +107,7 @@ func (h *habitual) timedOut() error {
 		took := time.Since(began)
 		_, stood := os.Stat(probe.Options().Ready)
 		bad := errors.Join(consistent(f, ended{o: o, err: err}, outcome.CauseTimeout), gone(f, probe, 0), probe.Close())
-		if took > timeout+promptly.Bound() {
+		if took > timeout+bound(promptly) {
 			bad = errors.Join(bad, fmt.Errorf("took %v", took))
 		}
 		if o.Cleanup.Result != outcome.CleanupEmpty || o.Cleanup.Proof != outcome.ProofNoChildren || o.Cleanup.HelperLost {
@@ -760,7 +760,7 @@ func witnessRole(args []string) error {
 	}
 	began := time.Now()
 	const slack = 10 * time.Second // for a machine under load
-	limit := promptly.Bound() + slack
+	limit := bound(promptly) + slack
 	eof, err := probe.FIFOEOF(limit)
 	took := time.Since(began)
 	if !eof || err != nil {

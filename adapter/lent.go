@@ -69,8 +69,8 @@ func hold(f *os.File) (fd int, release func()) {
 	}
 }
 
-// lend notes that the CLI of v has f, whose descriptor is fd.
-func (v *invocation) lend(f *os.File, fd int) {
+// lend notes that the CLI has f, whose descriptor is fd.
+func (w *wiring) lend(f *os.File, fd int) {
 	id, err := idOf(fd)
 	if err != nil {
 		return
@@ -83,7 +83,7 @@ func (v *invocation) lend(f *os.File, fd int) {
 		lent.files[id] = l
 	}
 	l.users++
-	v.lent = append(v.lent, id)
+	w.lent = append(w.lent, id)
 	if slices.ContainsFunc(l.open, func(o openFile) bool { return o.file == f }) {
 		return // the flags that it had the first time count
 	}
@@ -99,12 +99,12 @@ func isClosed(f *os.File) bool {
 	return err != nil || raw.Control(func(uintptr) {}) != nil
 }
 
-// takeBack puts back what the CLI of v, which is over, has changed. With left, it has
+// takeBack puts back what the CLI, which is over, has changed. With left, it has
 // left processes that may rely on it.
-func (v *invocation) takeBack(left bool) {
+func (w *wiring) takeBack(left bool) {
 	lent.Lock()
 	defer lent.Unlock()
-	for _, id := range v.lent {
+	for _, id := range w.lent {
 		l := lent.files[id]
 		l.kept = l.kept || left
 		if l.users--; l.users > 0 {
@@ -117,5 +117,5 @@ func (v *invocation) takeBack(left bool) {
 			}
 		}
 	}
-	v.lent = nil
+	w.lent = nil
 }

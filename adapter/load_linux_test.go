@@ -55,7 +55,7 @@ func init() {
 			cancel()
 		}()
 		o, _ := Invoke(ctx, c)
-		return json.NewEncoder(os.Stdout).Encode(loadedEnd{o.Status, o.Cause, o.Cleanup.Result, o.Cleanup.Proof, o.Cleanup.HelperLost, time.Since(canceled), c.Bound()})
+		return json.NewEncoder(os.Stdout).Encode(loadedEnd{o.Status, o.Cause, o.Cleanup.Result, o.Cleanup.Proof, o.Cleanup.HelperLost, time.Since(canceled), c.waits(false).bound()})
 	}
 	// Uses the CPU for so many seconds.
 	roles["hog"] = func(args []string) error {

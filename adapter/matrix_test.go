@@ -274,7 +274,7 @@ func awaitStanding(t *testing.T, f fixtures.Fixture, probe *fixtures.Probe) {
 // took checks the time from the beginning of a stop to the return.
 func (p *promise) took(t *testing.T, d time.Duration) {
 	t.Helper()
-	if bound := promptly.Bound(); d > bound {
+	if bound := bound(promptly); d > bound {
 		t.Errorf("returned %v after the stop, more than %v", d, bound)
 	}
 	p.mu.Lock()
@@ -461,7 +461,7 @@ func killsItsCallerRole(args []string) error {
 	}
 	began := time.Now()
 	const slack = 10 * time.Second // for the start of what was being started, under load
-	if err := awaitNobody(began.Add(promptly.Bound() + slack)); err != nil {
+	if err := awaitNobody(began.Add(bound(promptly) + slack)); err != nil {
 		return fmt.Errorf("%v after the caller was killed: %w", time.Since(began), err)
 	}
 	stood := "the tree stood"

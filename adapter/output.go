@@ -94,10 +94,10 @@ func trimStart(b []byte) []byte {
 // drain copies one or two of the CLI's streams, which share a pipe, to where
 // they go, from the start to the end of the stream or until it is cut off.
 type drain struct {
-	pipe *os.File
-	to   io.Writer     // nil: keep only
-	keep *keeper       // nil: do not keep
-	over func(n int64) // told of each chunk's size; may be nil
+	pipe  *os.File
+	to    io.Writer     // nil: keep only
+	keep  *keeper       // nil: do not keep
+	count func(n int64) // is called with the size of each chunk; may be nil
 
 	mu     sync.Mutex // guards keep and the rest once it runs
 	seen   int64
@@ -179,8 +179,8 @@ func (d *drain) take(b []byte) {
 		_, _ = d.keep.Write(b)
 	}
 	d.mu.Unlock()
-	if d.over != nil {
-		d.over(int64(len(b)))
+	if d.count != nil {
+		d.count(int64(len(b)))
 	}
 	if d.to == nil {
 		return
@@ -294,11 +294,6 @@ func (d *drain) pending() (pending bool) {
 	}
 	return pending
 }
-
-// abandonAfter is how long a Read or Write of the caller's that is under way at
-// the end may take before its goroutine is left to itself. It only has to tell
-// one that is about to return from one that never will.
-const abandonAfter = 100 * time.Millisecond
 
 // result returns what was kept, and the counts.
 func (d *drain) result() ([]byte, outcome.Stream) {

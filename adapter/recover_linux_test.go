@@ -63,7 +63,7 @@ func inFlightRole(args []string) error {
 			defer ready.Done()
 			_, _ = bufio.NewReader(r).ReadString('\n') // what does not start is missed later
 		}()
-		s, err := a.Start(context.Background(), command(fmt.Sprint("session ", i)))
+		s, err := a.Start(context.Background(), piping(command(fmt.Sprint("session ", i))))
 		if err != nil {
 			return err
 		}

@@ -525,13 +525,13 @@ func (r *reuse) tree(i int) error {
 	f, c := reuser(i, probe)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	kill := make(chan struct{})
 	end := i % 3
+	kill := func() {}
 	cause := outcome.CauseCanceled
 	if end == 0 {
 		c.Timeout, cause = 50*time.Millisecond+rand.N(150*time.Millisecond), outcome.CauseTimeout
 	} else {
-		c.Kill = kill
+		kill = killer(&c)
 	}
 	result := invokeAsync(ctx, r.a, c)
 	if end > 0 {
@@ -546,7 +546,7 @@ func (r *reuse) tree(i int) error {
 		if end == 1 {
 			cancel()
 		} else {
-			close(kill)
+			kill()
 		}
 	}
 	e := <-result

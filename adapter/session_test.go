@@ -16,14 +16,33 @@ import (
 	"curfew/outcome"
 )
 
-// start starts a session that has to start.
+// start starts a session that has to start. The caller has its input and output, unless
+// c has others for it.
 func start(t *testing.T, a *Adapter, c Command) *Session {
 	t.Helper()
+	c = piping(c)
 	s, err := a.Start(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// piping returns c with Pipe where it has no input or output.
+func piping(c Command) Command {
+	if c.Terminal == nil && c.Stdin == nil {
+		c.Stdin = Pipe
+	}
+	if c.Terminal == nil && c.Stdout == nil {
+		c.Stdout = Pipe
+	}
+	return c
+}
+
+// keptStderr is what is kept of the session's stderr by now.
+func (s *Session) keptStderr() string {
+	_, stderr := s.Kept()
+	return string(stderr)
 }
 
 // is fails unless the session, which is over soon, ended as said.
@@ -67,9 +86,9 @@ func TestSession(t *testing.T) {
 			t.Fatalf("read %q, %v", line, err)
 		}
 	}
-	for end := time.Now().Add(patience); string(s.Stderr()) != "ready\n"; time.Sleep(time.Millisecond) { // it is copied on its own
+	for end := time.Now().Add(patience); s.keptStderr() != "ready\n"; time.Sleep(time.Millisecond) { // it is copied on its own
 		if time.Now().After(end) {
-			t.Fatalf("stderr is %q while it runs", s.Stderr())
+			t.Fatalf("stderr is %q while it runs", s.keptStderr())
 		}
 	}
 	if err := s.Stop(t.Context()); err != nil {
@@ -203,8 +222,8 @@ func TestSessionDeadlines(t *testing.T) {
 func TestSessionIsIdle(t *testing.T) {
 	t.Parallel()
 	const idle = 2 * time.Second
-	a := newAdapter(t, Options{IdleTimeout: idle})
-	unused, used := start(t, a, Command{Path: "cat"}), start(t, a, Command{Path: "cat"})
+	a := newAdapter(t)
+	unused, used := start(t, a, Command{Path: "cat", IdleTimeout: idle}), start(t, a, Command{Path: "cat", IdleTimeout: idle})
 	out := bufio.NewReader(used.Stdout())
 	for done := unused.Done(); done != nil; {
 		if _, err := io.WriteString(used.Stdin(), "x\n"); err != nil {
@@ -240,6 +259,9 @@ func TestStopOwner(t *testing.T) {
 			c.Owner, c.Stop.Grace = owner, 100*time.Millisecond
 			all[i][j] = start(t, a, c)
 		}
+	}
+	if _, err := a.StopOwner(t.Context(), ""); err == nil {
+		t.Error("the owner \"\" is not refused")
 	}
 	outcomes, err := a.StopOwner(t.Context(), "b")
 	if len(outcomes) != 2 || err != nil {

@@ -62,7 +62,7 @@ func TestShutdownOfMany(t *testing.T) {
 	took := time.Since(began)
 	whole.isFree(atOnce)
 	// One after another would take a second each.
-	if bound := all[0].Bound(); took < time.Second || took > bound {
+	if bound := all[0].v.cmd.waits(false).bound(); took < time.Second || took > bound {
 		t.Errorf("it took %v, want from 1 s to the bound of one, %v", took, bound)
 	}
 	t.Logf("%d sessions in %v", n, took)
@@ -87,11 +87,11 @@ func TestShutdownMeanwhile(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		script string
-		o      Options
+		idle   time.Duration
 		before func(t *testing.T, s *Session) // what is under way
 		cause  outcome.Cause
 	}{
-		{"a stop is under way", counting, Options{}, func(t *testing.T, s *Session) {
+		{"a stop is under way", counting, 0, func(t *testing.T, s *Session) {
 			for range 3 {
 				go func() { _ = s.Stop(context.Background()) }() // whose result is that of the session
 			}
@@ -101,14 +101,14 @@ func TestShutdownMeanwhile(t *testing.T) {
 				}
 			}
 		}, outcome.CauseCanceled},
-		{"its idle time is over", counting, Options{IdleTimeout: 3 * time.Second}, func(t *testing.T, s *Session) {
+		{"its idle time is over", counting, 3 * time.Second, func(t *testing.T, s *Session) {
 			for end := time.Now().Add(patience); !s.isStopping(); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatal("the idle time does not end it")
 				}
 			}
 		}, outcome.CauseIdle},
-		{"a writer is blocked", `echo up; exec sleep ` + tooLong, Options{}, func(t *testing.T, s *Session) {
+		{"a writer is blocked", `echo up; exec sleep ` + tooLong, 0, func(t *testing.T, s *Session) {
 			result := make(chan error, 1)
 			go func() {
 				_, err := s.Stdin().Write(make([]byte, 1<<20))
@@ -125,18 +125,18 @@ func TestShutdownMeanwhile(t *testing.T) {
 				}
 			}
 		}, outcome.CauseShutdown},
-		{"it ignores everything", ignoring, Options{}, func(*testing.T, *Session) {}, outcome.CauseShutdown},
-		{"it ends by itself", `echo up; read -r line; exit 0`, Options{}, func(t *testing.T, s *Session) {
+		{"it ignores everything", ignoring, 0, func(*testing.T, *Session) {}, outcome.CauseShutdown},
+		{"it ends by itself", `echo up; read -r line; exit 0`, 0, func(t *testing.T, s *Session) {
 			_, _ = io.WriteString(s.Stdin(), "go\n") // and is perhaps faster
 		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			a := newAdapter(t, tt.o)
+			a := newAdapter(t)
 			whole, other := newHeldPipe(t), newHeldPipe(t)
 			c := heldBy(whole, tt.script)
-			c.Stop, c.Env = unhurried, append(os.Environ(), "DIR="+dir)
+			c.Stop, c.Env, c.IdleTimeout = unhurried, append(os.Environ(), "DIR="+dir), tt.idle
 			s := startHeld(t, a, c)
 			neighbour := startHeld(t, a, heldBy(other, `echo up; cat`))
 			tt.before(t, s)
@@ -150,7 +150,7 @@ func TestShutdownMeanwhile(t *testing.T) {
 				})
 			}
 			both.Wait()
-			if took, bound := time.Since(began), s.Bound(); took > bound+sessionStdinGrace {
+			if took, bound := time.Since(began), s.v.cmd.waits(false).bound(); took > bound+2*time.Second {
 				t.Errorf("it took %v, want %v", took, bound)
 			}
 			whole.isFree(atOnce)
@@ -177,15 +177,13 @@ func TestShutdownMeanwhile(t *testing.T) {
 }
 
 func (s *Session) isStopping() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stopping
+	return s.traffic.hasEnded()
 }
 
 func (s *Session) isWriting() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.calls > 0
+	s.traffic.mu.Lock()
+	defer s.traffic.mu.Unlock()
+	return s.traffic.writes > 0
 }
 
 // A start that races with a shutdown has happened and is ended, or is refused.
@@ -283,7 +281,7 @@ func TestShutdownGoesOnAfterAFailure(t *testing.T) {
 			}
 			began := time.Now()
 			err = a.Shutdown(t.Context())
-			if took := time.Since(began); took > s.Bound()+retryLimit+sessionStdinGrace {
+			if took := time.Since(began); took > s.v.cmd.waits(false).bound()+retryLimit+2*time.Second {
 				t.Errorf("it took %v", took)
 			}
 			other.isFree(atOnce)
@@ -383,7 +381,7 @@ func idleInTheEndRole(args []string) error {
 	warm.Close()
 	ignored := goleak.IgnoreCurrent()
 	before := descriptors()
-	for _, o := range []Options{{}, {IdleTimeout: time.Hour}, {StateDir: args[0]}} {
+	for _, o := range []Options{{}, {MaxIdle: 1}, {StateDir: args[0]}} {
 		for _, shutdown := range []bool{true, false} {
 			if !shutdown && o != (Options{}) {
 				continue // it takes its time, and a journal is open until the shutdown
@@ -393,7 +391,7 @@ func idleInTheEndRole(args []string) error {
 				return err
 			}
 			for range 3 {
-				s, err := a.Start(context.Background(), Command{Path: "cat", TempDir: true})
+				s, err := a.Start(context.Background(), Command{Path: "cat", TempDir: true, Stdin: Pipe, Stdout: Pipe, IdleTimeout: time.Hour})
 				if err != nil {
 					return err
 				}

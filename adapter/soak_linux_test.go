@@ -141,7 +141,7 @@ func (s *soak) one(w *treeWorker, random *rand.Rand) {
 			s.callerKilled(c, r, err)
 			return
 		}
-		bound := c.policy().Bound()
+		bound := bound(c.policy())
 		if c.ending == byItself || r.o.Cause == outcome.CauseExit {
 			bound = 0
 		}
@@ -188,7 +188,7 @@ func (s *soak) fixture(w *treeWorker, random *rand.Rand) {
 	began := time.Now()
 	o, err := a.Invoke(ctx, c)
 	r := treeResult{o: o, took: time.Since(began) - after}
-	bound := c.Stop.Bound()
+	bound := bound(c.Stop)
 	if o.Cause == outcome.CauseExit || cause == outcome.CauseOutputLimit {
 		bound = 0 // when it began is not known
 	}
@@ -254,7 +254,7 @@ func (s *soak) callerKilled(c treeCase, r treeResult, err error) {
 		return
 	}
 	s.callers++
-	s.timed(c.String(), r.took, c.policy().Bound())
+	s.timed(c.String(), r.took, bound(c.policy()))
 }
 
 func (s *soak) String() string {

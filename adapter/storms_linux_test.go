@@ -140,8 +140,8 @@ func stormRole(args []string) error {
 	o := e.o
 	fmt.Printf("%d processes signalled, gone after %v, %s\n", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, took, o.Cleanup.Proof)
 	switch {
-	case took > c.Stop.Bound():
-		return fmt.Errorf("returned after %v, more than %v", took, c.Stop.Bound())
+	case took > bound(c.Stop):
+		return fmt.Errorf("returned after %v, more than %v", took, bound(c.Stop))
 	case within != 0 && took > c.Stop.Grace+within:
 		return fmt.Errorf("returned after %v, more than %v after the grace", took, within)
 	case o.Cleanup.HelperLost:

@@ -354,8 +354,8 @@ var shortKill = StopPolicy{Grace: 200 * time.Millisecond, KillWait: 500 * time.M
 func survived(o outcome.Outcome, took time.Duration, stop StopPolicy, reason string) error {
 	s := o.Cleanup.Survivors
 	switch {
-	case took > stop.Bound():
-		return fmt.Errorf("returned after %v, more than %v", took, stop.Bound())
+	case took > bound(stop):
+		return fmt.Errorf("returned after %v, more than %v", took, bound(stop))
 	case o.Status != outcome.StatusUnknown || o.Cleanup.Result != outcome.CleanupSurvivors || o.Cleanup.Proof != outcome.ProofNone:
 		return fmt.Errorf("%s, %s, %+v", o.Status, o.Cause, o.Cleanup)
 	case len(s) != 1 || s[0].PID <= 1 || s[0].Start.IsZero() || s[0].Name == "" || s[0].State == "" || !strings.Contains(s[0].Reason, reason):

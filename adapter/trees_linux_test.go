@@ -175,7 +175,7 @@ const (
 	byItself         ending = "itself"
 	byCancel         ending = "cancel"
 	byTimeout        ending = "timeout"
-	byKill           ending = "kill"              // Command.Kill
+	byKill           ending = "kill"              // Process.Kill, or StopCause.Kill
 	supervisorKilled ending = "supervisor"        // nothing else is done
 	supervisorAsleep ending = "suspended"         // SIGSTOP to the supervisor, and canceled
 	guardKilled      ending = "guard"             // and canceled soon after
@@ -605,9 +605,12 @@ func (w *treeWorker) run(c treeCase) (r treeResult, err error) {
 	cmd := c.command(probe.Options())
 	var said said
 	cmd.Stdout = &said
-	kill := make(chan struct{})
-	cmd.Kill = kill
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	started := make(chan *Process, 1)
+	cmd.Started = func(p *Process) { started <- p }
+	limited, done := context.WithTimeout(context.Background(), 2*patience)
+	defer done()
+	ctx, stop := context.WithCancelCause(limited)
+	cancel := func() { stop(nil) }
 	defer cancel()
 	if c.ending == byTimeout {
 		cmd.Timeout = max(c.after, 1)
@@ -632,7 +635,12 @@ func (w *treeWorker) run(c treeCase) (r treeResult, err error) {
 		case byCancel:
 			cancel()
 		case byKill:
-			close(kill)
+			select {
+			case p := <-started:
+				p.Kill()
+			default: // from the beginning
+				stop(StopCause{Kill: true})
+			}
 		case supervisorKilled:
 			h.signal(h.supervisor, unix.SIGKILL)
 		case supervisorAsleep:
@@ -726,8 +734,8 @@ func (c treeCase) judge(e ended, r *treeResult, parentKilled, fell bool, probe *
 		}
 		cause, r.miss, r.took = outcome.CauseCanceled, true, 0
 	}
-	if r.took > c.policy().Bound() {
-		return bad(fmt.Sprintf("not within %v", c.policy().Bound()))
+	if r.took > bound(c.policy()) {
+		return bad(fmt.Sprintf("not within %v", bound(c.policy())))
 	}
 	if (e.err == nil) != (o.Status == outcome.StatusSucceeded) {
 		return bad("status and error differ")
@@ -996,7 +1004,7 @@ func (c treeCase) inDen(dir, text string) (time.Duration, error) {
 		if err == unix.ECHILD {
 			break
 		}
-		if time.Since(began) > c.policy().Bound()+slack {
+		if time.Since(began) > bound(c.policy())+slack {
 			return 0, fmt.Errorf("%v after the caller was killed there is %s", time.Since(began), children())
 		}
 		if err == nil {
@@ -1102,7 +1110,7 @@ func (n *treeCounts) String() string {
 		fmt.Fprintf(&b, "%6d %s\n", n.results[result], result)
 	}
 	for _, e := range slices.Sorted(maps.Keys(n.slowest)) {
-		fmt.Fprintf(&b, "slowest %-18s %6d ms of %d: %s\n", e, n.slowest[e].Milliseconds(), n.slow[e].policy().Bound().Milliseconds(), n.slow[e])
+		fmt.Fprintf(&b, "slowest %-18s %6d ms of %d: %s\n", e, n.slowest[e].Milliseconds(), bound(n.slow[e].policy()).Milliseconds(), n.slow[e])
 	}
 	return b.String()
 }

@@ -28,7 +28,7 @@ func BenchmarkSessionMemory(b *testing.B) {
 				}
 				var supervisors []int
 				for range n {
-					s, err := a.Start(context.Background(), adapter.Command{Path: "cat"})
+					s, err := a.Start(context.Background(), adapter.Command{Path: "cat", Stdin: adapter.Pipe, Stdout: adapter.Pipe})
 					if err != nil {
 						b.Fatal(err)
 					}

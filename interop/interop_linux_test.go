@@ -284,7 +284,7 @@ func TestPeerIsKilled(t *testing.T) {
 	eachKind(t, func(t *testing.T, k kind) {
 		h := newHold(t)
 		began := killPeer(t, h, "peer", request{[]program{k.plain, k.deaf}, k.sum, k.slow})
-		h.isFree(t, began.Add(adapter.StopPolicy{StdinGrace: 2 * time.Second}.Bound()))
+		h.isFree(t, began.Add(adapter.Command{Stop: adapter.StopPolicy{StdinGrace: 2 * time.Second}}.Bound()))
 		t.Logf("all is gone %v after the kill", time.Since(began))
 	})
 }

@@ -199,7 +199,7 @@ func (h *hold) String() string {
 // command starts p with both its stderr, which a chain of programs hands on, and
 // a descriptor of which they do not know, being the hold.
 func (p program) command(tree *os.File) adapter.Command {
-	return adapter.Command{Path: p.Path, Args: p.Args, Env: p.Env, Dir: p.Dir, Stderr: tree, ExtraFiles: []*os.File{tree}}
+	return adapter.Command{Path: p.Path, Args: p.Args, Env: p.Env, Dir: p.Dir, Stdin: adapter.Pipe, Stdout: adapter.Pipe, Stderr: tree, ExtraFiles: []*os.File{tree}}
 }
 
 // isHeld fails if nobody has the hold.

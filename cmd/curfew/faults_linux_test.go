@@ -264,7 +264,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 	}
 	o := readReport(t, filepath.Join(dir, "report"))
 	// Two seconds more are for the end of curfew itself.
-	if most := stop.Bound() + 2*time.Second; !began.IsZero() && ended.Sub(began) > most {
+	if most := (adapter.Command{Stop: stop}).Bound() + 2*time.Second; !began.IsZero() && ended.Sub(began) > most {
 		fail("it took %v, more than %v", ended.Sub(began), most)
 	}
 	proven := o.Cleanup.Result == outcome.CleanupEmpty && o.Cleanup.Proof != outcome.ProofNone

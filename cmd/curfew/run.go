@@ -174,7 +174,7 @@ func (f *runFlags) run(argv []string) int {
 	}
 
 	c := f.command(argv)
-	c.Kill = sigs.kill
+	c.Started = sigs.killOnSecond
 	term := f.connect(&c, v, stop, sigs.hangUp)
 	if term != nil {
 		defer term.restore()

@@ -200,7 +200,7 @@ func (s *shown) invoke(ctx context.Context, a *adapter.Adapter, exe string, p *f
 	select {
 	case at := <-stopped:
 		s.took = now.Sub(at)
-		if bound := c.Stop.Bound(); s.took > bound {
+		if bound := c.Bound(); s.took > bound {
 			return fmt.Errorf("returned after %v, the bound is %v", s.took, bound)
 		}
 	default:

@@ -53,7 +53,7 @@ func TestNoProcessToBeHad(t *testing.T) {
 			t.Fatal(err)
 		}
 		code := waitFor(t, cmd)
-		bound := 2*time.Second + adapter.StopPolicy{Grace: time.Second}.Bound()
+		bound := 2*time.Second + adapter.Command{Stop: adapter.StopPolicy{Grace: time.Second}}.Bound()
 		if took := time.Since(began); took > bound+soon/4 {
 			t.Errorf("it took %v, the bound is %v", took, bound)
 		}

@@ -10,16 +10,14 @@ import (
 	"syscall"
 	"time"
 
+	"curfew/adapter"
 	"curfew/outcome"
 )
 
-// toldBy is the cause of a stop that a signal to curfew asked for.
+// toldBy is the reason of a stop that a signal to curfew asked for.
 type toldBy struct{ sig syscall.Signal }
 
 func (t toldBy) Error() string { return outcome.SignalName(int(t.sig)) + " received" }
-
-// StopSignal makes it the signal that the CLI gets.
-func (t toldBy) StopSignal() syscall.Signal { return t.sig }
 
 // The other causes of a stop that curfew itself asks for.
 var (
@@ -59,6 +57,14 @@ func catchSignals(stop context.CancelCauseFunc, v *voice) *signals {
 	return s
 }
 
+// killOnSecond kills p when the second signal comes, or has come.
+func (s *signals) killOnSecond(p *adapter.Process) {
+	go func() { // Started is not to block
+		<-s.kill
+		p.Kill()
+	}()
+}
+
 // hangUp acts as if curfew received SIGHUP.
 func (s *signals) hangUp() {
 	if signal.Ignored(syscall.SIGHUP) {
@@ -80,7 +86,7 @@ func (s *signals) follow(stop context.CancelCauseFunc, v *voice) {
 			first = time.Now()
 			s.told.Store(int32(sig))
 			v.say("stopping: %v", toldBy{sig})
-			stop(toldBy{sig})
+			stop(adapter.StopCause{Signal: sig, Reason: toldBy{sig}})
 			continue
 		case time.Since(first) < echo:
 			continue

@@ -49,7 +49,10 @@ func launch(ctx context.Context, a *adapter.Adapter, name, owner string) (*serve
 	if err != nil {
 		return nil, err
 	}
-	session, err := a.Start(ctx, adapter.Command{Path: self, Args: []string{"serve", name}, Owner: owner})
+	session, err := a.Start(ctx, adapter.Command{
+		Path: self, Args: []string{"serve", name}, Owner: owner,
+		Stdin: adapter.Pipe, Stdout: adapter.Pipe, IdleTimeout: 10 * time.Minute,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -183,11 +186,12 @@ func (s *server) lost() error {
 			how += ", " + o.Exit.String()
 		}
 	}
-	return fmt.Errorf("%s: %w: %s; stderr %q", s.name, outcome.ErrUnknown, how, bytes.TrimSpace(s.Stderr()))
+	_, stderr := s.Kept()
+	return fmt.Errorf("%s: %w: %s; stderr %q", s.name, outcome.ErrUnknown, how, bytes.TrimSpace(stderr))
 }
 
 func run() (err error) {
-	a, err := adapter.New(adapter.Options{IdleTimeout: 10 * time.Minute})
+	a, err := adapter.New(adapter.Options{})
 	if err != nil {
 		return err
 	}
