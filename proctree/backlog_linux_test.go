@@ -82,7 +82,7 @@ func backlogRole([]string) error {
 		return errors.New("the kernel does not reap although there is a backlog")
 	}
 	if h.Next().IsZero() {
-		return errors.New("nobody looks again while the kernel reaps")
+		return errors.New("no next look is due while the kernel reaps")
 	}
 	if err := h.until("quiet", func() bool { return !h.backlog.kernelReaps }); err != nil {
 		return err
@@ -166,7 +166,8 @@ func mainThreadExitsRole([]string) error {
 	return nil
 }
 
-// whoReapsRole checks who reaps in a kill phase, given how many children there are.
+// whoReapsRole checks whether the kernel reaps in a kill phase, given how many children there
+// are.
 func whoReapsRole([]string) error {
 	h, err := hold()
 	if err != nil {

@@ -90,7 +90,7 @@ func TestGroupsBelow(t *testing.T) {
 	}
 }
 
-// What somebody has mounted over a group is no group, and is left alone.
+// What is mounted over a cgroup is no cgroup, and is left alone.
 func TestMountedGroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed to mount")
@@ -222,7 +222,7 @@ func headlessElsewhereRole(args []string) error {
 			break
 		}
 		if time.Now().After(end) {
-			return errors.New("nobody without a main thread is in the group")
+			return errors.New("no process without a main thread is in the cgroup")
 		}
 	}
 	sys.Close(procs)
@@ -230,7 +230,7 @@ func headlessElsewhereRole(args []string) error {
 		return err
 	}
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
-		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
+		return fmt.Errorf("a process has the pipe: %d, %v", n, err)
 	}
 	if !h.cgroup.remove() {
 		return errors.New("the group is left")

@@ -94,7 +94,7 @@ func (c *contract) await(what string, is func(Event) bool) (Event, error) {
 	return Event{}, fmt.Errorf("still not %s", what)
 }
 
-// proven reports what is wrong with an event that says that the tree is empty.
+// proven returns an error if an event does not show that the tree is empty.
 func (c *contract) proven(ev Event) error {
 	suspects := len(c.Summary().Suspects)
 	if known := ev.Proof == outcome.ProofNoChildren || ev.Proof == outcome.ProofScans; !ev.Empty || known == (suspects > 0) {

@@ -54,7 +54,7 @@ func startChild(t *testing.T, env []string, argv ...string) *child {
 	c.pid = c.Process.Pid
 	r.Close()
 	t.Cleanup(func() {
-		w.Close() // whoever reads from it ends
+		w.Close() // what reads from it ends
 		if c.ProcessState == nil {
 			_ = c.Process.Kill() // not reaped, so it is still this one
 			_ = c.Wait()
@@ -130,7 +130,7 @@ func TestFacts(t *testing.T) {
 		name string
 		show func(t *testing.T)
 	}{
-		{"every process tells its ID, its parent's, and its version", func(t *testing.T) {
+		{"the ID of every process can be read, its parent's, and its version", func(t *testing.T) {
 			own, parent := mustUnique(t, os.Getpid()), mustUnique(t, os.Getppid())
 			if !able.IDs || own.parent != parent.id || own.id <= parent.id {
 				t.Errorf("%+v, of %+v", own, parent)
@@ -144,7 +144,7 @@ func TestFacts(t *testing.T) {
 				t.Errorf("%+v", able)
 			}
 		}},
-		{"the process table lists zombies, and a zombie tells its ID and its parent", func(t *testing.T) {
+		{"the process table lists zombies, with their IDs and parents", func(t *testing.T) {
 			c := startChild(t, nil, "/usr/bin/true")
 			id := mustUnique(t, c.pid).id
 			await(t, "a zombie", func() bool { return zombie(c.pid) })
@@ -240,7 +240,7 @@ func TestFacts(t *testing.T) {
 			}
 			await(t, "an end", func() bool { return zombie(c.pid) })
 		}},
-		{"how a zombie has ended is told before it is reaped", func(t *testing.T) {
+		{"how a zombie has ended can be read before it is reaped", func(t *testing.T) {
 			for script, want := range map[string]outcome.Exit{"exit 7": {Code: 7}, "kill -KILL $$": {Code: -1, Signal: 9}} {
 				c := startChild(t, nil, "/bin/sh", "-c", script)
 				var got *outcome.Exit
@@ -250,13 +250,13 @@ func TestFacts(t *testing.T) {
 				}
 			}
 		}},
-		{"that a process has executed something is told", func(t *testing.T) {
+		{"that a process has executed something can be read", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sleep", "20")
 			if newProcessTable(marking{}).neverExecuted(c.pid) {
-				t.Error("it is said not to have")
+				t.Error("it reads as if it had not")
 			}
 		}},
-		{"a fork and an exit are told", func(t *testing.T) {
+		{"a fork and an exit are reported", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sh", "-c", "read x <&3; /bin/sleep 0; read x <&3")
 			news, notify, err := sys.NonblockingPipe()
 			if err != nil {
@@ -273,7 +273,7 @@ func TestFacts(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !readable(news) {
-					t.Fatalf("%s is not told", what)
+					t.Fatalf("%s is not reported", what)
 				}
 				time.Sleep(4 * betweenNews)
 				_, _ = unix.Read(news, make([]byte, 64))
@@ -296,10 +296,10 @@ func TestFacts(t *testing.T) {
 			}
 			c.in.Close()
 			if !readable(kq) {
-				t.Error("the exit is not told")
+				t.Error("the exit is not reported")
 			}
 		}},
-		{"a session is told by its leader's pid", func(t *testing.T) {
+		{"a session is identified by its leader's pid", func(t *testing.T) {
 			c := startChild(t, nil, "/bin/sleep", "20")
 			if sid, err := unix.Getsid(c.pid); sid != c.pid {
 				t.Errorf("%d, %v", sid, err)

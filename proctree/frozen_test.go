@@ -32,7 +32,7 @@ func runRole(t *testing.T, role string, args ...string) error {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
-	// Not a pipe, which would be waited for as long as somebody who is suspended has it.
+	// Not a pipe, which would be waited for as long as a suspended process has it.
 	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
 		t.Fatal(err)
@@ -56,8 +56,8 @@ func options(t *testing.T, p *fixtures.Probe) string {
 	return string(b)
 }
 
-// Who is killed when it has suspended a tree, and not ended it yet, leaves a record by
-// which the next start ends it; one of another run of the system is dropped.
+// A holder that is killed when it has suspended a tree, and not ended it yet, leaves a record
+// by which the next start ends the tree. A record of another run of the system is dropped.
 func TestSuspendedIsEndedLater(t *testing.T) {
 	t.Parallel()
 	probe, err := fixtures.NewProbe(t.TempDir())
@@ -71,7 +71,7 @@ func TestSuspendedIsEndedLater(t *testing.T) {
 		t.Fatalf("it should have killed itself: %v", err)
 	}
 	if probe.Beating(300 * time.Millisecond) {
-		t.Error("somebody beats: not all is suspended")
+		t.Error("a process beats: not all are suspended")
 	}
 	if eof, err := probe.FIFOEOF(0); eof || err != nil {
 		t.Fatalf("EOF of fifo: %v, %v: nothing is there to be ended", eof, err)

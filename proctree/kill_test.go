@@ -38,7 +38,7 @@ func (b *bombTree) Reap() Event {
 	return Event{Died: n, Empty: b.below == 0}
 }
 
-// A crowd is struck, all of it, before anybody in it is reaped.
+// A crowd is struck, all of it, before any process in it is reaped.
 func TestCrowdIsStruckFirst(t *testing.T) {
 	b := &bombTree{below: 1900}
 	var k KillPhase

@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// arguments lays out what macOS tells of a process.
+// arguments lays out what macOS returns for a process.
 func arguments(n int, rest ...string) []byte {
 	return append(binary.NativeEndian.AppendUint32(nil, uint32(n)), strings.Join(rest, "\x00")...)
 }
 
-// Who has no mark takes nobody for his, also for an empty entry.
+// Without a mark no process is ours, also with an empty entry.
 func TestNoMark(t *testing.T) {
 	for _, env := range []string{"", "\x00", "A=b\x00", "A=b\x00\x00", "A=b"} {
 		if got := (marking{}).in([]byte(env)); got != markHidden {
@@ -52,7 +52,7 @@ func TestMarkInArguments(t *testing.T) {
 	}
 }
 
-// Whatever the kernel tells, a mark that is not in it is not found.
+// Whatever the kernel returns, a mark that is not in it is not found.
 func FuzzMarkInArguments(f *testing.F) {
 	m := marking{prefix: "CURFEW_INVOCATION_", mark: "CURFEW_INVOCATION_a=1"}
 	f.Add(arguments(1, "/bin/x", "x", "CURFEW_INVOCATION_a=1", ""))

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What /proc says is foreign to us: a name has any bytes in it, and a mount in
-// place of /proc says what it likes. Each parser is compared with one that is
+// The content of /proc is not trusted: a name has any bytes in it, and a mount in
+// place of /proc can contain anything. Each parser is compared with one that is
 // written with the standard library, slowly and without care for memory.
 
 // naiveStat is parseStat once more.
@@ -129,7 +129,7 @@ func FuzzReadChildren(f *testing.F) {
 		for _, word := range strings.FieldsFunc(string(b), func(r rune) bool { return r < '0' || r > '9' }) {
 			v, err := strconv.ParseUint(word, 10, 64)
 			if err != nil || v < 2 || v > math.MaxInt32 {
-				v = math.MaxInt32 // there is somebody, who cannot be named
+				v = math.MaxInt32 // there is a process that cannot be named
 			}
 			if len(want) < len(list)-1 {
 				want = append(want, int32(v))
@@ -205,8 +205,8 @@ func FuzzCarries(f *testing.F) {
 	})
 }
 
-// naiveCarries is carries once more. What the mark is not in is only believed
-// to be all if it is as long as stat says.
+// naiveCarries is carries once more. An environment without the mark is
+// only believed if it is as long as stat reports.
 func naiveCarries(text, environ, mark string) verdict {
 	if slices.Contains(strings.Split(environ, "\x00"), mark) {
 		return ours

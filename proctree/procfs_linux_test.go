@@ -98,19 +98,19 @@ func TestPidTable(t *testing.T) {
 	}
 	table.at(1002, 0).doomed = true
 	if !table.doomed(1002) || table.doomed(1001) {
-		t.Error("who was struck elsewhere is taken for a child of ours that has its end")
+		t.Error("a process that was struck elsewhere is taken for a child of ours that was struck")
 	}
 	table.forget(1002)
 	if table.doomed(1002) {
-		t.Error("who has the pid of one that was reaped is taken for it")
+		t.Error("a process with the pid of one that was reaped is taken for it")
 	}
-	// Who has the pid of another one is another one, where it is known who it is.
+	// A process with the pid of another is another one, where the identities are known.
 	table.at(1003, 7).signal = 15
 	if e := table.at(1003, 0); e.id != 7 || e.signal != 15 {
-		t.Errorf("who is not asked for by id is %+v", e)
+		t.Errorf("without an id the entry is %+v", e)
 	}
 	if e := table.at(1003, 8); e.id != 8 || e.signal != 0 || e.index != notListed {
-		t.Errorf("who has the pid of another one is taken for that: %+v", e)
+		t.Errorf("a process with the pid of another is taken for that: %+v", e)
 	}
 	full := 0
 	for pid := 10000; pid < 10000+2*tableSize; pid++ {
@@ -119,7 +119,7 @@ func TestPidTable(t *testing.T) {
 		}
 	}
 	if full == 0 {
-		t.Error("the table never said that it is full")
+		t.Error("the table was never full")
 	}
 	if e := table.at(1001, 0); e == nil || e.signal != 9 {
 		t.Errorf("a known pid was lost when the table was full: %+v", e)

@@ -51,7 +51,7 @@ func init() {
 	roles["untold start"] = untoldStartRole
 }
 
-// inTree runs a role in a process of its own and fails with what it says.
+// inTree runs a role in a process of its own and fails with its error.
 func inTree(t *testing.T, role string, args ...string) {
 	t.Helper()
 	t.Parallel()
@@ -139,7 +139,7 @@ func (h *held) run(files []int, argv ...string) error {
 	return err
 }
 
-// until takes the tree's news until done says so.
+// until collects until done reports true.
 func (h *held) until(what string, done func() bool) error {
 	for end := time.Now().Add(patience); !done(); {
 		if time.Now().After(end) {
@@ -226,7 +226,7 @@ func endOrphans(change func(*subreaper)) error {
 		}
 	}
 	if _, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
-		return fmt.Errorf("wait4 says %v after Empty", err)
+		return fmt.Errorf("wait4 returns %v after Empty", err)
 	}
 	return nil
 }
@@ -340,7 +340,7 @@ func leaseRole(args []string) error {
 	return h.kill()
 }
 
-// politeRole signals members of every kind and checks who got what.
+// politeRole signals members of every kind and checks which got what.
 func politeRole(args []string) error {
 	log := filepath.Join(args[0], "log")
 	member := func(name string) string {
@@ -389,9 +389,9 @@ func politeRole(args []string) error {
 	if err := h.until("empty", func() bool { return h.empty }); err != nil {
 		return err
 	}
-	for _, who := range []string{"leader", "plain", "session", "orphan"} {
-		if n := count(who); n != 1 {
-			return fmt.Errorf("%s got SIGTERM %d times: %v", who, n, lines())
+	for _, name := range []string{"leader", "plain", "session", "orphan"} {
+		if n := count(name); n != 1 {
+			return fmt.Errorf("%s got SIGTERM %d times: %v", name, n, lines())
 		}
 	}
 	return nil
@@ -518,11 +518,11 @@ func longLookRole([]string) error {
 	asked := 0
 	h.proc.interrupted = func() bool { asked++; return true }
 	if !look() || asked != 1 {
-		return fmt.Errorf("the ear was asked %d times, and the look went on", asked)
+		return fmt.Errorf("Interrupted was asked %d times, and the look went on", asked)
 	}
 	h.proc.interrupted = nil
 	if !h.Holds(time.Now()) {
-		return errors.New("a look without any time knows that nobody holds anything")
+		return errors.New("a look without any time reports that nothing is held")
 	}
 	return h.kill()
 }
@@ -553,8 +553,8 @@ func ignoredRole([]string) error {
 	return h.until("empty", func() bool { return h.empty })
 }
 
-// stormRole ends chains whose every member starts a successor in a new session
-// and exits.
+// stormRole ends chains of processes that each start a successor in a new session
+// and exit.
 func stormRole([]string) error {
 	h, err := hold()
 	if err != nil {
@@ -573,7 +573,7 @@ func stormRole([]string) error {
 	return h.kill()
 }
 
-// A leader that runs is known to do so before Collect has told.
+// That a leader runs is known before Collect has reported it.
 func TestExecutedBeforeTold(t *testing.T) { inTree(t, "untold start") }
 
 func untoldStartRole([]string) error {
@@ -601,7 +601,7 @@ func untoldStartRole([]string) error {
 		return err
 	}
 	if h.StartProgress() != StartExecuted {
-		return fmt.Errorf("it has said something, and counts as not executed")
+		return fmt.Errorf("it has written something, and counts as not executed")
 	}
 	h.subreaper.Strike(false)
 	return nil
@@ -624,8 +624,8 @@ func TestOnlySiblingsWithoutAny(t *testing.T) {
 
 func init() { roles["names its group"] = namesGroupRole }
 
-// The cgroup of a process is named for its pid namespace too: who has the same number
-// in another one has another group.
+// The cgroup of a process is named for its pid namespace too: a process with the same
+// number in another one has another cgroup.
 func TestGroupNameInNamespaces(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0])

@@ -19,7 +19,7 @@ import (
 
 func init() { roles["only siblings"] = onlySiblingsRole }
 
-// Whenever OnlySiblings says so, nothing is left of what a sibling that has died had
+// Whenever OnlySiblings reports true, nothing is left of what a sibling that has died had
 // started: this tries to find a moment at which that is wrong, with trees that
 // are never still, while another sibling lives, and with so many children that the
 // list of them does not fit into one read.
@@ -108,12 +108,12 @@ func onlySiblingsRole(args []string) error {
 			asked++
 			if h.OnlySiblings() {
 				if eof, err := probe.FIFOEOF(0); !eof && !errors.Is(err, fixtures.ErrNoWriter) {
-					return fmt.Errorf("%v: only siblings are there, and somebody holds the FIFO: %v, %w", what, eof, err)
+					return fmt.Errorf("%v: only siblings are there, and a process holds the FIFO: %v, %w", what, eof, err)
 				}
 				yes++
 				break
 			}
-			// Who looks so often would see it if it could be seen.
+			// Looking so often would show it if it could be seen.
 			h.Strike(random.IntN(2) == 0)
 			asked++
 			if h.OnlySiblings() {

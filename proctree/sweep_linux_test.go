@@ -43,7 +43,7 @@ func ownCgroupFile(t *testing.T) string {
 	return string(b)
 }
 
-// A sweep that is held up returns when its time is over, and signals nobody when it goes
+// A sweep that is held up returns when its time is over, and signals nothing when it goes
 // on later.
 func TestSweepIsHeldUp(t *testing.T) {
 	t.Parallel()
@@ -102,7 +102,7 @@ func TestSweepFindsWhatExecutes(t *testing.T) {
 	}
 }
 
-// eof fails if somebody still has the other end open.
+// eof fails if a process still has the other end open.
 func eof(t *testing.T, r *os.File) {
 	t.Helper()
 	for buf := make([]byte, 64); ; {
@@ -133,14 +133,14 @@ func TestSweepEndsTheTree(t *testing.T) {
 	eof(t, r)
 }
 
-// Who got the mark from a stranger is a stranger, and so is who descends from
-// that one, was there before, is in another cgroup, or has another mark.
+// A process that got the mark from a stranger is a stranger, and so is one that descends from
+// it, was there before, is in another cgroup, or has another mark.
 func TestSweepSparesStrangers(t *testing.T) {
 	t.Parallel()
 	mark := "CURFEW_INVOCATION_STRANGER=1"
 	// The service has no mark, and its job has one, and a child.
 	service := exec.Command("sh", "-c", `env `+mark+` sh -c 'sh -c "echo \$\$; read x" <&3; :' & wait`)
-	said, err := service.StdoutPipe()
+	out, err := service.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestSweepSparesStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Close()
-	line, err := bufio.NewReader(said).ReadString('\n')
+	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,11 +20,11 @@ import (
 // rules is what a kernel keeps of a process's origin, and how exact a signal is.
 type rules struct {
 	name string
-	// execLoses: an execution has the kernel note the parent of that moment.
+	// execLoses: at an execution the kernel notes the parent of that moment.
 	execLoses bool
 	// births: it keeps the version that the parent had at the fork.
 	births bool
-	// exact: a signal names a version. Else whoever has the pid is compared with
+	// exact: a signal names a version. Else the process that has the pid is compared with
 	// the row right before.
 	exact bool
 	// ids: it has IDs at all.
@@ -42,14 +42,14 @@ var allRules = []rules{
 	{"no IDs", false, false, false, false},
 }
 
-// historiesVariable says how many histories TestTracker makes up for each set of
+// historiesVariable names how many histories TestTracker makes up for each set of
 // rules.
 const historiesVariable = "CURFEW_HISTORIES"
 
 // In made-up histories, in which processes fork, execute, exit and use the pids of
-// others again while the table is read, whoever can be found by the rules is found
-// and ended, no stranger ever gets a signal, and who cannot be told from a stranger
-// is a suspect.
+// others again while the table is read, every process that can be found by the rules is found
+// and ended, no stranger ever gets a signal, and a process that cannot be distinguished from a
+// stranger is a suspect.
 func TestTracker(t *testing.T) {
 	if n := os.Getenv(historiesVariable); n != "" {
 		old := flag.Lookup("rapid.checks").Value.String()
@@ -66,7 +66,7 @@ func TestTracker(t *testing.T) {
 				k.history()
 				found, suspected, lost = found+k.found, suspected+k.suspected, lost+k.lost
 			})
-			t.Logf("%d processes found, %d not, who are below %d suspects", found, lost, suspected)
+			t.Logf("%d processes found, %d not, which are below %d suspects", found, lost, suspected)
 			if found == 0 {
 				t.Error("the histories are too simple")
 			}
@@ -99,7 +99,7 @@ type proc struct {
 	creator  *proc
 	bornOf   uint32 // the creator's version then
 	seen     bool   // in some scan
-	linked   bool   // its creator is what its row said at its first sight
+	linked   bool   // its creator is what its row had at its first sight
 	versions []uint32
 	shown    bool // its mark could be read when it was an orphan
 }
@@ -265,7 +265,7 @@ func (k *simulation) move() {
 		}
 		p.immune = p.immune || p.ours && p != k.root && k.one(12)
 	case 6:
-		if p != k.root.creator { // who holds the root, as a supervisor does
+		if p != k.root.creator { // which holds the root, as a supervisor does
 			k.exit(p)
 		}
 	case 8:
@@ -322,7 +322,7 @@ func (k *simulation) scan() {
 	slices.Sort(pids)
 	var rows []tableRow
 	for _, pid := range pids {
-		// Without IDs nothing tells that all pids were used up within one scan
+		// Without IDs nothing shows that all pids were used up within one scan
 		// (docs/limits.md).
 		if k.ids && k.one(4) {
 			k.move()
@@ -450,10 +450,10 @@ func (k *simulation) check() {
 			k.lost++
 			top := p
 			for top != k.first && !suspects[k.row(top).identity()] {
-				top = top.creator // who may have died since it was listed
+				top = top.creator // which may have died since it was listed
 			}
 			if top == k.first {
-				k.t.Fatalf("%d lives and nobody is suspected for it: %s", p.pid, k.chain(p))
+				k.t.Fatalf("%d lives and no suspect is above it: %s", p.pid, k.chain(p))
 			}
 		}
 	}
@@ -469,7 +469,7 @@ func (k *simulation) chain(p *proc) (text string) {
 }
 
 // The number of a session is given away when the last that was in it has gone:
-// having it is a link only to those who were in it together.
+// having it is a link only to those that were in it together.
 func TestTrackerSession(t *testing.T) {
 	t.Parallel()
 	root := tableRow{PID: 10, Parent: 2, ID: 100, ParentID: 50, Session: 10}
@@ -551,7 +551,7 @@ func TestTrackerMissesSomebody(t *testing.T) {
 	}
 }
 
-// Who was a stranger's child when it was first seen is no suspect when it has lost that
+// A process that was a stranger's child when it was first seen is no suspect when it has lost that
 // parent, and neither is what descends from it.
 func TestTrackerKnowsStrangersChildren(t *testing.T) {
 	for _, ids := range []bool{true, false} {
@@ -575,7 +575,7 @@ func TestTrackerKnowsStrangersChildren(t *testing.T) {
 		if s := tracker.suspected(); len(s) != 0 {
 			t.Errorf("IDs %v: suspects %+v", ids, s)
 		}
-		tracker.take([]tableRow{first, shell, root, orphan, row(40, 1)}, hidden) // nobody knows whose child that was
+		tracker.take([]tableRow{first, shell, root, orphan, row(40, 1)}, hidden) // no scan has seen the parent of that one
 		if s := tracker.suspected(); len(s) != 1 || s[0].PID != 40 {
 			t.Errorf("IDs %v: suspects %+v, want 40", ids, s)
 		}
@@ -613,7 +613,7 @@ func (m *madeUp) signal(r *tableRow, sig syscall.Signal) error {
 }
 
 // What a lost supervisor has left is found by the leader's session, by the mark, and
-// by descent from those, and nobody else is touched.
+// by descent from those, and no other process is touched.
 func TestOrphanTracker(t *testing.T) {
 	const first, leader = 1, 50
 	row := func(pid, parent, session int) tableRow {

@@ -56,7 +56,7 @@ func TestAutoreap(t *testing.T) {
 	inTree(t, "autoreap")
 }
 
-// mayChooseNumbers skips a test that has to say which pid a process gets.
+// mayChooseNumbers skips a test that has to choose which pid a process gets.
 func mayChooseNumbers(t *testing.T) {
 	t.Helper()
 	free := exec.Command("true")
@@ -65,7 +65,7 @@ func mayChooseNumbers(t *testing.T) {
 	}
 	pid, err := cloneAs(free.Process.Pid, 0)
 	if err == unix.EEXIST {
-		return // somebody was faster
+		return // another process was faster
 	}
 	if err != nil {
 		t.Skipf("a process with a chosen pid cannot be made here: %v", err)
@@ -105,7 +105,7 @@ func cloneAs(pid int, flags uint64) (int, error) {
 }
 
 // takeNumber makes a child with that pid as soon as it is free, which is a moment after
-// the last signal to who had it fails.
+// the last signal to the process that had it fails.
 func takeNumber(pid int) error {
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
 		_, err := cloneAs(pid, 0)
@@ -118,7 +118,7 @@ func takeNumber(pid int) error {
 	}
 }
 
-// strangersRole gives each number that it reads to a child of its own, and says in the
+// strangersRole gives each number that it reads to a child of its own, and reports in the
 // end whether they are unhurt.
 func strangersRole([]string) error {
 	var pids []int
@@ -176,8 +176,8 @@ func (s *strangers) take(pid int) error {
 	return err
 }
 
-// vanishes ends a child and returns when its number is free. The kernel must have been
-// told to reap by itself.
+// vanishes ends a child and returns when its number is free. The kernel must be set
+// to reap by itself.
 func vanishes(pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return err
@@ -190,7 +190,7 @@ func vanishes(pid int) error {
 	return nil
 }
 
-// letVanish has the children of this process vanish as those do that were made with
+// letVanish makes the children of this process vanish as those do that were made with
 // CLONE_AUTOREAP.
 func letVanish() {
 	signal.Ignore(syscall.SIGCHLD)
@@ -212,8 +212,8 @@ func vanishRole(args []string) error {
 	}
 	letVanish()
 	pid, done := h.leader.pid, false
-	meanwhile = func(next string, who int) {
-		if next != args[0] || who != pid || done {
+	meanwhile = func(next string, at int) {
+		if next != args[0] || at != pid || done {
 			return
 		}
 		done = true
@@ -252,7 +252,7 @@ func numberAgainRole([]string) error {
 		return err
 	}
 	if n := h.Strike(true).Fresh; n != 1 {
-		return fmt.Errorf("%d were struck of those who came after", n)
+		return fmt.Errorf("%d were struck of those that came after", n)
 	}
 	if list, more := h.summary(); len(list) != 2 || list[0].PID != pid || list[1].PID != pid || more != 0 {
 		return fmt.Errorf("ended %v and %d more, want %d twice", list, more, pid)
@@ -304,7 +304,7 @@ func vanishingOrphansRole([]string) error {
 		return err
 	}
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
-		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
+		return fmt.Errorf("a process has the pipe: %d, %v", n, err)
 	}
 	if list, more := h.summary(); len(list) < 3 || more != 0 {
 		return fmt.Errorf("ended %v and %d more", list, more)
@@ -312,7 +312,7 @@ func vanishingOrphansRole([]string) error {
 	return nil
 }
 
-// readTwiceRole lets a sibling leave somebody behind between two reads of the list.
+// readTwiceRole lets a sibling leave a process behind between two reads of the list.
 func readTwiceRole([]string) error {
 	h, err := hold()
 	if err != nil {
@@ -341,7 +341,7 @@ func readTwiceRole([]string) error {
 		}
 	}
 	if h.OnlySiblings() {
-		return errors.New("only siblings, while who was left behind lives")
+		return errors.New("only siblings, while what was left behind lives")
 	}
 	meanwhile = func(string, int) {}
 	for end := time.Now().Add(patience); !h.empty; time.Sleep(time.Millisecond) {
@@ -384,7 +384,7 @@ func autoreapRole([]string) error {
 		return err
 	}
 	if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {
-		return fmt.Errorf("somebody has the pipe: %d, %v", n, err)
+		return fmt.Errorf("a process has the pipe: %d, %v", n, err)
 	}
 	if list, more := h.summary(); len(list) != 3 || more != 0 {
 		return fmt.Errorf("ended %v and %d more, want three", list, more)
