@@ -271,7 +271,7 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 	_, err = os.Stat(ran)
 	switch {
 	case o.Status == outcome.StatusNotStarted && err == nil:
-		fail("the CLI ran, and is told not to have been started")
+		fail("the CLI ran, and is reported as not started")
 	case o.Status == outcome.StatusNotStarted && got == exitFailed, o.Status == outcome.StatusUnknown && got == 128+15 && proven, o.Status == outcome.StatusUnknown && got == 123 && proven:
 	case o.Status == outcome.StatusUnknown && got == 122 && !proven:
 	default:
@@ -286,6 +286,6 @@ func survivesFault(t *testing.T, exe, spec string, tolerated, refuses bool, flag
 		fail("it is not tolerated: %s, %s, %+v, %v", o.Status, o.Cause, o.Cleanup, errors.Unwrap(o.Err))
 	}
 	if refuses && proven && o.Cleanup.Proof == outcome.ProofNoChildren && len(o.Cleanup.Ended) == 0 {
-		fail("it is told to be empty although no signal was sent")
+		fail("the tree is reported as empty although no signal was sent")
 	}
 }

@@ -170,7 +170,7 @@ func FuzzSignal(f *testing.F) {
 			t.Errorf("signal %d is written as %q, and read as %d, %v", s, s.String(), again, err)
 		}
 		if code := exitCode(outcome.Outcome{Status: outcome.StatusUnknown, Cause: outcome.CauseCanceled}, syscall.Signal(s)); code != 128+int(s) {
-			t.Errorf("signal %d is told as %d", s, code)
+			t.Errorf("signal %d has the exit code %d", s, code)
 		}
 	})
 }

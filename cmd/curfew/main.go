@@ -53,7 +53,7 @@ func execute() int {
 	}
 }
 
-// exit is an exit code that needs no message: what there is to say was said before.
+// exit is an exit code that needs no message: it was printed before.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

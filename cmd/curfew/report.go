@@ -119,8 +119,8 @@ func followLinks(name string) (path string, made bool, err error) {
 	return "", false, &fs.PathError{Op: "open", Path: name, Err: syscall.ELOOP}
 }
 
-// removeOld removes the file that is to be replaced. It describes another run, and nobody
-// must take it for the report of this one, should curfew be killed.
+// removeOld removes the file that is to be replaced. It describes another run, and must
+// not be taken for the report of this one, should curfew be killed.
 func (r *report) removeOld() error {
 	if r.path == "" {
 		return nil
@@ -231,7 +231,7 @@ func printJSON(o outcome.Outcome, signaled <-chan struct{}) error {
 		}
 		return nil
 	case <-limit:
-		return fmt.Errorf("outcome not printed: nobody read it for %v", stalled)
+		return fmt.Errorf("outcome not printed: no reader for %v", stalled)
 	case <-signaled:
 		return errors.New("outcome not printed: a signal came first")
 	}

@@ -88,7 +88,7 @@ func TestFirstSignalIsPassedOnOnce(t *testing.T) {
 				t.Errorf("exit code %d, want %d", got, want)
 			}
 			if got, want := rest(t, s.stdout), "got "+c.name+"\n"; got != want {
-				t.Errorf("the CLI said %q, want %q", got, want)
+				t.Errorf("the CLI wrote %q, want %q", got, want)
 			}
 			line(t, s.stderr, "curfew: stopping: SIG"+c.name+" received")
 			line(t, s.stderr, "(exit code 9 seen after the stop began)")
@@ -128,7 +128,7 @@ func TestSignalInTheSameMomentIsNotASecondOne(t *testing.T) {
 		t.Errorf("exit code %d, want 143", got)
 	}
 	if got := rest(t, s.stdout); got != "cleaned up\n" {
-		t.Errorf("the CLI said %q; it was not given its grace", got)
+		t.Errorf("the CLI wrote %q; it did not get its grace", got)
 	}
 }
 
@@ -390,7 +390,7 @@ func TestNested(t *testing.T) {
 	}
 	rest(t, s.stdout)
 	if got := rest(t, s.stderr); strings.Count(got, "curfew: stopping: SIGTERM received") != 2 {
-		t.Errorf("the inner one was not told:\n%s", got)
+		t.Errorf("the inner one got no signal:\n%s", got)
 	}
 }
 

@@ -35,7 +35,7 @@ func open(t *testing.T, name string, args ...string) *console {
 	t.Helper()
 	master, side, err := pty.Open()
 	if err != nil {
-		t.Skipf("no pty to be had: %v", err)
+		t.Skipf("no pty: %v", err)
 	}
 	// The package makes it blocking, and then closing does not end a read.
 	fd, err := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 0)

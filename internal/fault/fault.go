@@ -62,11 +62,11 @@ var names = [calls]string{
 
 func (c Call) String() string { return names[c] }
 
-// Inject returns what a call fails with, 0 if the call is to be made. It is nil unless a test
-// has set it, which must be while no other goroutine makes calls.
+// Inject returns the error that a call fails with, 0 to make the call. It is nil unless a test
+// has set it. A test sets it while no other goroutine makes calls.
 var Inject func(Call) syscall.Errno
 
-// At returns the error that the next call of that kind fails with, 0 if it is to be made.
+// At returns the error that the next call of that kind fails with, 0 to make the call.
 func At(c Call) syscall.Errno {
 	if Inject != nil {
 		return Inject(c)

@@ -9,8 +9,8 @@ const Enabled = false
 
 func due(Call) syscall.Errno { return 0 }
 
-// Size returns how much of n bytes the next read is to ask for.
+// Size returns how many of n bytes the next call asks for.
 func Size(_ Call, n int) int { return n }
 
-// Environment returns the variable that says what fails, to be passed on.
+// Environment returns the variable that says what fails, for the environment of a helper.
 func Environment() []string { return nil }

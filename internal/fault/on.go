@@ -136,8 +136,7 @@ func parseRule(call, value string) error {
 	return err
 }
 
-// due returns the error that the next call of that kind fails with, 0 if none, or if it is
-// to be short.
+// due returns the error that the next call of that kind fails with, 0 to make the call.
 func due(c Call) syscall.Errno {
 	if r := rules[c]; r != nil {
 		n := r.made.Add(1)
@@ -160,8 +159,8 @@ func due(c Call) syscall.Errno {
 	return plausible[c][z>>32%uint64(len(plausible[c]))]
 }
 
-// Size returns how much of n bytes the next read is to ask for. It is for calls
-// of which a part can be done, right before At.
+// Size returns how many of n bytes the next call asks for. It is for calls that can do a
+// part of their work.
 func Size(c Call, n int) int {
 	if r := rules[c]; r != nil && r.errno == 0 || r == nil && perMille != 0 && state.Load()%7 == 0 {
 		return min(n, 1)
@@ -169,7 +168,7 @@ func Size(c Call, n int) int {
 	return n
 }
 
-// Environment returns the variable that says what fails, to be passed on.
+// Environment returns the variable that says what fails, for the environment of a helper.
 func Environment() []string {
 	if spec := os.Getenv(variable); spec != "" {
 		return []string{variable + "=" + spec}

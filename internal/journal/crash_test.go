@@ -78,9 +78,9 @@ func TestCallerKilledAtEachCall(t *testing.T) {
 	for n := 1; ; n++ {
 		dir := filepath.Join(t.TempDir(), "state")
 		p := play(t, "invoke until", dir, fmt.Sprint(n))
-		said := map[string]bool{}
+		reported := map[string]bool{}
 		for _, line := range p.rest() {
-			said[line] = true
+			reported[line] = true
 		}
 		done := p.Wait() == nil
 		j := open(t, dir)
@@ -92,15 +92,15 @@ func TestCallerKilledAtEachCall(t *testing.T) {
 			}
 			for id, writer := range once {
 				got = append(got, id)
-				if said["ended"] && writer != "helper" {
+				if reported["ended"] && writer != "helper" {
 					t.Errorf("call %d: the end is now that of %s", n, writer)
 				}
 			}
 		}
 		switch ended := exists(recordFile(filepath.Join(dir, endedDir), "a")); {
-		case len(got) > 1, len(got) == 1 && (said["delivered"] || ended):
-			t.Errorf("call %d: given %v, said %v", n, got, said)
-		case said["begun"] && len(got) == 0 && !ended:
+		case len(got) > 1, len(got) == 1 && (reported["delivered"] || ended):
+			t.Errorf("call %d: given %v, reported %v", n, got, reported)
+		case reported["begun"] && len(got) == 0 && !ended:
 			t.Errorf("call %d: lost", n)
 		}
 		for _, name := range names(t, dir, peersDir) {
@@ -110,8 +110,8 @@ func TestCallerKilledAtEachCall(t *testing.T) {
 		}
 		_ = j.Close()
 		if done {
-			if n < 15 || !said["delivered"] {
-				t.Errorf("done after %d calls, said %v", n, said)
+			if n < 15 || !reported["delivered"] {
+				t.Errorf("done after %d calls, reported %v", n, reported)
 			}
 			return
 		}
@@ -155,9 +155,9 @@ func TestRecovererKilledAtEachCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := play(t, "recover until", dir, fmt.Sprint(n))
-		said := map[string]bool{}
+		reported := map[string]bool{}
 		for _, line := range p.rest() {
-			said[line] = true
+			reported[line] = true
 		}
 		done := p.Wait() == nil
 		j := open(t, dir)
@@ -167,11 +167,11 @@ func TestRecovererKilledAtEachCall(t *testing.T) {
 		}
 		for id, writers := range map[string][]string{"ended": {"helper"}, "open": {"killed", "recover"}} {
 			writer, isLater := later[id]
-			if isLater && said["given "+id] {
+			if isLater && reported["given "+id] {
 				t.Errorf("call %d: %s was given twice", n, id)
 			}
-			if !isLater && !said["settled "+id] {
-				t.Errorf("call %d: %s was given to nobody", n, id)
+			if !isLater && !reported["settled "+id] {
+				t.Errorf("call %d: %s was not returned", n, id)
 			}
 			if done && isLater {
 				t.Errorf("call %d: %s was left", n, id)
@@ -264,7 +264,7 @@ func init() {
 		}
 		say("holding")
 		ids := bufio.NewScanner(os.Stdin)
-		told := os.NewFile(3, "test")
+		test := os.NewFile(3, "test")
 		for ids.Scan() {
 			if mathrand.IntN(4) == 0 {
 				continue // as if the helper had no time for it
@@ -272,12 +272,12 @@ func init() {
 			if err := WriteEnd(args[0], ids.Text(), End{Writer: "helper", At: time.Now()}); err != nil {
 				return err
 			}
-			_, _ = io.WriteString(told, "ended "+ids.Text()+"\n")
+			_, _ = io.WriteString(test, "ended "+ids.Text()+"\n")
 			say(ids.Text()) // without effect if the caller is dead
 		}
 		return nil
 	}
-	// recoverer recovers, and is killed meanwhile.
+	// recoverer recovers until it is killed.
 	roles["recoverer"] = func(args []string) error {
 		j, err := Open(args[0])
 		if err != nil {
@@ -302,8 +302,8 @@ func init() {
 // ledger is what all processes of a test report about each invocation.
 type ledger struct {
 	sync.Mutex
-	said   map[string]map[string]int // word, by id
-	writer map[string]string         // of the end that was returned
+	reported map[string]map[string]int // word, by id
+	writer   map[string]string         // of the end that was returned
 }
 
 func (l *ledger) note(line string) {
@@ -313,10 +313,10 @@ func (l *ledger) note(line string) {
 	}
 	l.Lock()
 	defer l.Unlock()
-	if l.said[id] == nil {
-		l.said[id] = map[string]int{}
+	if l.reported[id] == nil {
+		l.reported[id] = map[string]int{}
 	}
-	l.said[id][word]++
+	l.reported[id][word]++
 }
 
 // TestKills kills callers that share a directory at random moments, and some of the
@@ -325,7 +325,7 @@ func (l *ledger) note(line string) {
 func TestKills(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	l := &ledger{said: map[string]map[string]int{}, writer: map[string]string{}}
+	l := &ledger{reported: map[string]map[string]int{}, writer: map[string]string{}}
 	recoverHere := func(j *Journal) {
 		got, err := j.Recover(context.Background(), tooLong, settleAs("recover"))
 		if err != nil {
@@ -392,8 +392,8 @@ func TestKills(t *testing.T) {
 	}
 
 	counts := map[string]int{}
-	for id, said := range l.said {
-		for word := range said {
+	for id, reported := range l.reported {
+		for word := range reported {
 			counts[word]++
 		}
 		ended := exists(recordFile(filepath.Join(dir, endedDir), id))
@@ -404,29 +404,29 @@ func TestKills(t *testing.T) {
 		}
 		wrong := ""
 		switch {
-		case said["beginning"] == 0:
-			wrong = "nobody began it"
-		case said["given"] > 1:
+		case reported["beginning"] == 0:
+			wrong = "it did not begin"
+		case reported["given"] > 1:
 			wrong = "given twice"
 		case ended && recovered:
 			wrong = "in two places"
-		case said["begun"] > 0 && !ended && !recovered:
+		case reported["begun"] > 0 && !ended && !recovered:
 			wrong = "lost"
-		case said["delivered"] > 0 && !ended:
+		case reported["delivered"] > 0 && !ended:
 			wrong = "delivered and not in ended/"
-		case said["given"] > 0 && !recovered:
+		case reported["given"] > 0 && !recovered:
 			wrong = "given and not in recovered/"
-		case recovered && said["given"] == 0 && said["settled"] == 0:
-			wrong = "recovered and given to nobody, though nobody was killed over it"
+		case recovered && reported["given"] == 0 && reported["settled"] == 0:
+			wrong = "recovered and not returned, though no process was killed then"
 		case recovered && entry.End == nil:
 			wrong = "recovered without an end"
-		case recovered && said["ended"] > 0 && entry.End.Writer != "helper":
+		case recovered && reported["ended"] > 0 && entry.End.Writer != "helper":
 			wrong = "the helper's end does not count"
 		case l.writer[id] != "" && l.writer[id] != entry.End.Writer:
 			wrong = "given with another end than is written"
 		}
 		if wrong != "" {
-			t.Errorf("%s: %s: %v", id, wrong, said)
+			t.Errorf("%s: %s: %v", id, wrong, reported)
 		}
 	}
 	for _, word := range []string{"begun", "ended", "delivered", "given", "settled"} {

@@ -68,7 +68,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(settled, got); diff != "" {
-		t.Errorf("settle was told something else:\n%s", diff)
+		t.Errorf("settle got another entry:\n%s", diff)
 	}
 	if got, err := given(t, b, 0); err != nil || len(got) > 0 {
 		t.Errorf("the second time: %v, %v, want none", got, err)
@@ -118,7 +118,7 @@ func TestRefusals(t *testing.T) {
 		{"begin with a path", j.Begin(Begin{ID: "../x"}), nil},
 		{"begin with a long id", j.Begin(Begin{ID: strings.Repeat("x", 65)}), nil},
 		{"begin too big", j.Begin(Begin{ID: "big", Program: strings.Repeat("x", maxRecordBytes)}), errTooBig},
-		{"begin at a time that is none", j.Begin(Begin{ID: "late", Began: time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)}), nil},
+		{"begin at a time that RFC 3339 does not have", j.Begin(Begin{ID: "late", Began: time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)}), nil},
 		{"delivered unknown", j.Delivered("unknown"), fs.ErrNotExist},
 		{"delivered a path", j.Delivered("ended/x"), nil},
 		{"end unknown", WriteEnd(dir, "unknown", End{}), fs.ErrNotExist},
@@ -563,7 +563,7 @@ func TestRecoverWaitsForHelpers(t *testing.T) {
 		got[entry.Begin.ID] = entry.End.Writer
 	}
 	if n := len(there); n < 4 || !slices.Equal(there[:n-1], slices.Repeat([]bool{true}, n-1)) {
-		t.Errorf("a record is moved before the waiting is over: who is killed meanwhile has it: %v", there)
+		t.Errorf("a record is moved before the waiting is over: a process that is killed then has it: %v", there)
 	}
 	if took := time.Since(start); took < limit || took > tooLong {
 		t.Errorf("waited for %v, want %v", took, limit)
@@ -639,7 +639,7 @@ func TestRecordChangesWhileRecovered(t *testing.T) { // not parallel: fault.Inje
 	}{
 		{"ended before the caller is known to be dead", fault.Fcntl, 1, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
 		// The first flock is that of recover.lock.
-		{"ended before the helpers are known to be gone", fault.Flock, 2, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
+		{"ended before the helpers are known to have ended", fault.Flock, 2, func(j *Journal) error { return WriteEnd(j.dir, "a", End{Writer: "helper"}) }, []string{"helper"}},
 		{"delivered before the caller is known to be dead", fault.Fcntl, 1, func(j *Journal) error { return j.Delivered("a") }, nil},
 		{"delivered before the record is read", fault.Read, 1, func(j *Journal) error { return j.Delivered("a") }, nil},
 	} {
@@ -970,7 +970,7 @@ func TestFailingCalls(t *testing.T) { // not parallel: fault.Inject, descriptors
 		first, delivered, err := life(dir)
 		fault.Inject = nil
 		if failed = which != ""; failed && !errors.Is(err, unix.EIO) {
-			t.Errorf("call %d, %s: failed and nothing was said: %v", n, which, err)
+			t.Errorf("call %d, %s: failed without an error: %v", n, which, err)
 		}
 		j, err := Open(dir)
 		if err != nil {

@@ -93,7 +93,7 @@ func (p *process) kill() {
 func (p *process) line(t testing.TB) string {
 	t.Helper()
 	if !p.out.Scan() {
-		t.Fatalf("the role said nothing more: %v", p.out.Err())
+		t.Fatalf("the role wrote nothing more: %v", p.out.Err())
 	}
 	return p.out.Text()
 }

@@ -10,8 +10,8 @@
 //     and Take does not open it again.
 //   - Join, End and TryLock use flock, which several processes can share.
 //
-// Nobody finds a file unlocked while its owner lives. A process that has found the owner dead
-// can rely on that, because no name is used twice.
+// A file is never unlocked while its owner lives. A process that has found the owner dead can
+// rely on that, because no name is used twice.
 package lease
 
 import "errors"
@@ -25,7 +25,7 @@ type Lease struct {
 }
 
 // ErrHeld means that an owner of the file lives.
-var ErrHeld = errors.New("somebody else holds it")
+var ErrHeld = errors.New("another process holds it")
 
 // Release gives up the lock. The file stays, as that of a dead owner.
 func (l *Lease) Release() { l.release() }

@@ -151,7 +151,7 @@ func TestTryLock(t *testing.T) {
 	l.Release()
 }
 
-// Between the opening and the locking by Join, End finds nobody.
+// Between the opening and the locking by Join, End finds no process.
 func TestLateJoin(t *testing.T) {
 	t.Cleanup(func() { fault.Inject = nil })
 	path := filepath.Join(t.TempDir(), "helpers")

@@ -45,8 +45,8 @@ func unclaim(path string) {
 }
 
 // Create makes the file path and holds it. Until it is locked it has the name temp, in the
-// same directory. Nobody else may use the name of path, in whatever directory: it has to be
-// random.
+// same directory. The name of path has to be random: no other file may have it, in any
+// directory.
 func Create(path, temp string) (*Lease, error) {
 	if !claim(path) {
 		return nil, sys.PathError("lock", path, ErrHeld)
@@ -85,7 +85,7 @@ func Take(path string) (*Lease, error) {
 	return l, nil
 }
 
-// open opens the file at, which is to be the lease of path.
+// open opens the file at, for the lease of path.
 func open(path, at string, flags int) (*Lease, error) {
 	fd, err := sys.OpenRegular(at, unix.O_RDWR|flags, 0o600)
 	if err != nil {
@@ -103,7 +103,7 @@ func (l *Lease) lockProcess() error {
 	return lock(l.Path, fault.Fcntl, func() error { return unix.FcntlFlock(uintptr(l.FD), unix.F_SETLK, &whole) })
 }
 
-// lock returns ErrHeld if somebody else has a lock that excludes this one.
+// lock returns ErrHeld if another process has a lock that excludes this one.
 func lock(path string, kind fault.Call, call func() error) error {
 	err := sys.Call(kind, call)
 	switch err {

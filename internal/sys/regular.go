@@ -8,8 +8,8 @@ import (
 	"curfew/internal/fault"
 )
 
-// OpenRegular opens a regular file, and refuses anything else: it waits for nobody and
-// follows no link. Its errors name the file.
+// OpenRegular opens a regular file, and refuses anything else: it does not
+// block and follows no link. Its errors name the file.
 func OpenRegular(path string, flags int, perm uint32) (int, error) {
 	fd, err := Open(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, perm)
 	if err != nil {

@@ -4,10 +4,10 @@
 // call that a signal has interrupted, and asks package fault first whether a test wants the
 // call to fail. What opens a descriptor makes it close-on-exec.
 //
-// A function whose name begins with Raw keeps its thread: the Go scheduler is not told, so
-// the calling goroutine needs no other thread to go on, and nothing is allocated. Raw calls
-// are for files that cannot block, as those below /proc, and for a locked thread that must
-// not lose its turn.
+// A function whose name begins with Raw keeps its thread and allocates nothing: the Go
+// scheduler does not know of the call, so the goroutine needs no other thread afterwards. Raw
+// calls are for files that cannot block, as those below /proc, and for a locked thread that
+// must not wait for the scheduler.
 package sys
 
 import (
@@ -71,7 +71,7 @@ func result(fd int, err error) (int, error) {
 	return fd, nil
 }
 
-// Close closes fd. There is no error to report: what was written has to be synced before.
+// Close closes fd. It returns no error: data that matters has to be synced before.
 func Close(fd int) { _ = unix.Close(fd) }
 
 // Read reads into b, as much as one call returns. 0 is the end.

@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		{"exit 0 just before the timeout was acted on",
 			Facts{ExecSeen: true, Exit: code(0), ExitBeforeStop: true, StopCause: CauseTimeout, StopBegan: true},
 			StatusSucceeded, CauseExit, code(0)},
-		{"exit 0 before a cancellation that nobody acted on",
+		{"exit 0 before a cancellation without effect",
 			Facts{ExecSeen: true, Exit: code(0), StopCause: CauseCanceled},
 			StatusSucceeded, CauseExit, code(0)},
 		{"exit 1 before the output limit was acted on",
@@ -159,7 +159,7 @@ func TestDecide(t *testing.T) {
 		{"session: stopped by a shutdown",
 			Facts{ExecSeen: true, Exit: code(0), SessionStop: true, StopCause: CauseShutdown, StopBegan: true},
 			StatusStopped, CauseShutdown, afterStop(code(0))},
-		{"session: nobody used it",
+		{"session: idle",
 			Facts{ExecSeen: true, Exit: death(15), SessionStop: true, StopCause: CauseIdle, StopBegan: true},
 			StatusStopped, CauseIdle, afterStop(death(15))},
 		{"session: asked to stop, and no exit seen",
@@ -193,7 +193,7 @@ func TestDecide(t *testing.T) {
 		{"the ladder for leftovers before the exit",
 			Facts{ExecSeen: true, Exit: code(0), StopCause: CauseExit, StopBegan: true},
 			StatusUnknown, CauseSupervisorLost, afterStop(code(0))},
-		{"a cause that is none", Facts{ExecRuledOut: true, StopCause: "boredom"}, StatusNotStarted, CauseStartFailed, nil},
+		{"an unknown cause", Facts{ExecRuledOut: true, StopCause: "boredom"}, StatusNotStarted, CauseStartFailed, nil},
 	}
 	seen := map[string]bool{}
 	for _, tt := range tests {
