@@ -179,7 +179,7 @@ func TestWithParent(t *testing.T) {
 	line(t, s.stdout, "ready")
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	line(t, s.stderr, "curfew: stopping: the process that started curfew is gone")
+	line(t, s.stderr, "curfew: stopping: the process that started curfew has ended")
 	rest(t, s.stdout)
 	rest(t, s.stderr)
 	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.StatusUnknown || o.Cause != outcome.CauseCanceled || o.Cleanup.Result != outcome.CleanupEmpty {
@@ -225,7 +225,7 @@ func TestWithParentGoneAtStart(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if got := rest(t, s.stderr); !strings.Contains(got, "not started: canceled: the process that started curfew is gone") {
+	if got := rest(t, s.stderr); !strings.Contains(got, "not started: canceled: the process that started curfew has ended") {
 		t.Errorf("stderr: %q", got)
 	}
 	if o := readReport(t, filepath.Join(dir, "r.json")); o.Status != outcome.StatusNotStarted {

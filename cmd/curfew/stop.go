@@ -14,14 +14,14 @@ import (
 	"curfew/outcome"
 )
 
-// toldBy is the reason of a stop that a signal to curfew asked for.
-type toldBy struct{ sig syscall.Signal }
+// received is the reason of a stop by a signal to curfew.
+type received struct{ sig syscall.Signal }
 
-func (t toldBy) Error() string { return outcome.SignalName(int(t.sig)) + " received" }
+func (t received) Error() string { return outcome.SignalName(int(t.sig)) + " received" }
 
-// The other causes of a stop that curfew itself asks for.
+// The other reasons for which curfew itself stops the CLI.
 var (
-	errParentGone = errors.New("the process that started curfew is gone")
+	errParentGone = errors.New("the process that started curfew has ended")
 	errStdinEnded = errors.New("stdin ended")
 )
 
@@ -29,7 +29,7 @@ var (
 // signal; a second one ends the grace.
 type signals struct {
 	caught chan os.Signal
-	told   atomic.Int32  // the first signal
+	first  atomic.Int32  // the first signal, 0 if there was none
 	kill   chan struct{} // closed by the second
 	again  chan struct{} // receives for every signal after the first
 }
@@ -59,7 +59,7 @@ func catchSignals(stop context.CancelCauseFunc, v *voice) *signals {
 
 // killOnSecond kills p when the second signal comes, or has come.
 func (s *signals) killOnSecond(p *adapter.Process) {
-	go func() { // Started is not to block
+	go func() { // Started must not block
 		<-s.kill
 		p.Kill()
 	}()
@@ -84,15 +84,15 @@ func (s *signals) follow(stop context.CancelCauseFunc, v *voice) {
 		switch {
 		case first.IsZero():
 			first = time.Now()
-			s.told.Store(int32(sig))
-			v.say("stopping: %v", toldBy{sig})
-			stop(adapter.StopCause{Signal: sig, Reason: toldBy{sig}})
+			s.first.Store(int32(sig))
+			v.say("stopping: %v", received{sig})
+			stop(adapter.StopCause{Signal: sig, Reason: received{sig}})
 			continue
 		case time.Since(first) < echo:
 			continue
 		case !killed:
 			killed = true
-			v.say("killing: %v", toldBy{sig})
+			v.say("killing: %v", received{sig})
 			close(s.kill)
 		}
 		select {
@@ -103,7 +103,7 @@ func (s *signals) follow(stop context.CancelCauseFunc, v *voice) {
 }
 
 // signal returns the first signal, 0 if there was none.
-func (s *signals) signal() syscall.Signal { return syscall.Signal(s.told.Load()) }
+func (s *signals) signal() syscall.Signal { return syscall.Signal(s.first.Load()) }
 
 // input reads our stdin for the CLI, and notes its end.
 type input struct {
