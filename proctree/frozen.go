@@ -19,15 +19,15 @@ import (
 	"curfew/internal/sys"
 )
 
-// Processes that are about to be suspended are written down before, in a file that this
+// Processes that are about to be suspended are recorded before, in a file that this
 // process holds for as long as it lives. Should it be killed before it has ended them, a
-// later start takes the file and ends the processes that it names: nobody else would
+// later start takes the file and ends the processes that it names: no other process would
 // ever resume them.
 
 // frozen is that file. The zero value suspends nothing.
 type frozen struct {
 	dir   string // where such files are; "" if there is no place for one
-	boot  string // names this run of the system: processes of another are gone
+	boot  string // identifies this run of the system: processes of another are gone
 	file  *lease.Lease
 	noted map[identity]bool
 }
@@ -40,8 +40,8 @@ type frozenProcess struct {
 	ID    uint64 `json:"id,omitempty"`
 }
 
-// openFrozen takes a directory that is, or is to be, ours alone, and has a goroutine
-// end what others have left in it.
+// openFrozen uses a directory to which only this user has access, or which does not exist yet.
+// It starts a goroutine that ends what lost holders have left in it.
 func openFrozen(dir, boot string) *frozen {
 	f := &frozen{boot: boot, noted: map[identity]bool{}}
 	if dir == "" || boot == "" {
@@ -61,7 +61,7 @@ func oursAlone(dir string) error {
 		return &os.PathError{Op: "lstat", Path: dir, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
-		return fmt.Errorf("proctree: %s is not a directory that is ours alone", dir)
+		return fmt.Errorf("proctree: use %s: it is not a directory of this user alone", dir)
 	}
 	return nil
 }

@@ -28,8 +28,8 @@ type procfs struct {
 }
 
 var (
-	errNoProc   = errors.New("proctree: /proc is not mounted, or is that of another pid namespace")
-	errNotWhole = errors.New("proctree: a process cannot be read, though it is there")
+	errNoProc   = errors.New("proctree: read the process table: /proc is not mounted, or is that of another pid namespace")
+	errNotWhole = errors.New("proctree: read the process table: a process is there and cannot be read")
 )
 
 // open opens /proc and checks that it is ours: in the /proc of another pid

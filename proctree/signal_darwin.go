@@ -6,12 +6,12 @@ import (
 	"syscall"
 )
 
-var errNotOurs = errors.New("not a process that may be signalled")
+var errNotOurs = errors.New("proctree: signal a process: it is init or this process")
 
 // signalChild sends sig to pid, an unreaped child of this process.
 func signalChild(pid int, sig syscall.Signal) error {
 	if pid <= 1 || sig <= 0 {
-		panic("proctree: signal to a pid that is no single process, or no signal")
+		panic("proctree: signal a child: the pid is not that of a single process, or there is no such signal")
 	}
 	return syscall.Kill(pid, sig)
 }

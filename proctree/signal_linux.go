@@ -18,11 +18,11 @@ import (
 // to a process group, or to a pid that means "all processes" or init.
 
 // errNotOurs refuses a pid that is not an unreaped child of this process.
-var errNotOurs = errors.New("not an unreaped child of this process")
+var errNotOurs = errors.New("proctree: signal a process: it is not an unreaped child of this one")
 
-// target is a process that is about to be signalled. It cannot become another one
-// while it is held: pidfd stands for it, or is -1 where it could not be had, and
-// then it is a child of ours that only we can reap.
+// target is a process that is about to be signalled. It cannot become another process
+// while it is held: pidfd stands for it. Where pidfd is -1, because there is none, it is a
+// child of ours that only this process can reap.
 type target struct {
 	pid, pidfd int
 	own        bool // a child of ours
@@ -37,11 +37,11 @@ var meanwhile = func(next string, pid int) {}
 // sent, it has had it all the time, and was our child when the kernel was asked. A list
 // proves nothing: its numbers may be strangers' (it can be the /proc of another pid
 // namespace), and since Linux 7.1 a child can disappear without being reaped by us.
-// spare points to a descriptor that is given up where there is none left, and taken
-// again afterwards; nil if there is no such.
+// spare points to a descriptor that is closed if there is no other left, and that the caller
+// opens again afterwards; nil if there is no such descriptor.
 func holdChild(pid int, spare *int) (m target, err error) {
 	if pid <= 1 {
-		panic("proctree: a pid that is no single process's")
+		panic("proctree: hold a child: the pid is not that of a single process")
 	}
 	meanwhile("open", pid)
 	m = target{pid: pid, own: true}
@@ -72,7 +72,7 @@ func holdChild(pid int, spare *int) (m target, err error) {
 // for want of descriptors.
 func (m *target) send(sig syscall.Signal) error {
 	if sig <= 0 {
-		panic("proctree: no signal")
+		panic("proctree: send a signal: there is no such signal")
 	}
 	meanwhile("send", m.pid)
 	if m.pidfd >= 0 {
