@@ -278,6 +278,80 @@ func TestDocumentationQuotes(t *testing.T) {
 	}
 }
 
+// Every exported name of the packages that a program imports has a doc comment and is in
+// an example, but for methods that the standard library calls.
+func TestExportedNamesAreDocumentedAndShown(t *testing.T) {
+	called := []string{"Error", "Unwrap", "Is", "As", "String", "MarshalJSON", "UnmarshalJSON"}
+	shown := map[string]bool{} // identifiers in examples
+	for _, f := range goFiles(t) {
+		if !f.in("adapter", "outcome") || !strings.HasPrefix(path.Base(f.path), "example") || !f.test {
+			continue
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			if sel, ok := n.(*ast.SelectorExpr); ok {
+				shown[sel.Sel.Name] = true
+			}
+			return true
+		})
+	}
+	for _, f := range goFiles(t) {
+		if f.test || f.dir != "adapter" && f.dir != "outcome" {
+			continue
+		}
+		for name, documented := range exported(f.syntax) {
+			if !documented {
+				t.Errorf("%s: %s has no doc comment", f.path, name)
+			}
+			last := name[strings.LastIndexByte(name, '.')+1:]
+			if !shown[last] && !slices.Contains(called, last) {
+				t.Errorf("%s: %s is in no example of adapter or outcome", f.path, name)
+			}
+		}
+	}
+}
+
+// exported returns the exported names that a file declares, methods with their type before
+// them, and whether each has a doc comment, of its own or for its group.
+func exported(file *ast.File) map[string]bool {
+	names := map[string]bool{}
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			name := d.Name.Name
+			if d.Recv != nil {
+				receiver := d.Recv.List[0].Type
+				if star, ok := receiver.(*ast.StarExpr); ok {
+					receiver = star.X
+				}
+				typ, ok := receiver.(*ast.Ident)
+				if !ok || !typ.IsExported() {
+					continue
+				}
+				name = typ.Name + "." + name
+			}
+			if d.Name.IsExported() {
+				names[name] = d.Doc != nil || d.Name.Name == "Error" // whose meaning is known
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch s := spec.(type) {
+				case *ast.TypeSpec:
+					if s.Name.IsExported() {
+						names[s.Name.Name] = d.Doc != nil || s.Doc != nil
+					}
+				case *ast.ValueSpec:
+					for _, n := range s.Names {
+						if n.IsExported() {
+							names[n.Name] = d.Doc != nil || s.Doc != nil || s.Comment != nil
+						}
+					}
+				}
+			}
+		}
+	}
+	return names
+}
+
 // TestTextStandsAlone keeps out what holds on one machine only: absolute paths
 // of a home or work directory, and the addresses of package registries.
 func TestTextStandsAlone(t *testing.T) {

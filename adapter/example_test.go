@@ -96,7 +96,7 @@ func ExampleCommand_keepOutput() {
 	o, err := a.Invoke(context.Background(), adapter.Command{
 		Path:       "seq",
 		Args:       []string{"100000"},
-		KeepOutput: 16, // adapter.DefaultKeepOutput if it is 0
+		KeepOutput: 16,
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -104,8 +104,10 @@ func ExampleCommand_keepOutput() {
 	}
 	s := o.Output.Stdout
 	fmt.Printf("%q ... %q, of %d bytes\n", o.Stdout[:s.HeadBytes], o.Stdout[s.HeadBytes:], s.Seen)
+	fmt.Println(s.Seen < adapter.DefaultKeepOutput, "that the default would have kept all of it")
 	// Output:
 	// "1\n2\n3\n4\n" ... "\n100000\n", of 588895 bytes
+	// true that the default would have kept all of it
 }
 
 // A stop has one bound, which is known before.
@@ -125,6 +127,18 @@ func ExampleCommand_Bound() {
 	// 17s
 }
 
+func ExampleAudience() {
+	ask := map[string]adapter.Audience{
+		"the program, then the others": adapter.AudienceLeaderFirst,
+		"all at once":                  adapter.AudienceEveryone,
+		"the program alone":            adapter.AudienceLeaderOnly,
+	}
+	p := adapter.StopPolicy{Audience: ask["all at once"], Grace: 10 * time.Second}
+	fmt.Println(adapter.Command{Path: "make", Stop: p}.Bound())
+	// Output:
+	// 18s
+}
+
 func ExampleStopPolicy() {
 	var a adapter.Adapter
 	defer a.Shutdown(context.Background())
@@ -140,14 +154,19 @@ func ExampleStopPolicy() {
 	// outcome_unknown timeout SIGKILL empty
 }
 
-// The invocation lasts until its daemon has ended too.
+// The invocation lasts until its background process has ended too.
 func ExampleAfterExit() {
 	var a adapter.Adapter
 	defer a.Shutdown(context.Background())
+	choices := map[string]adapter.AfterExit{
+		"end them":      adapter.AfterExitTerminate, // the default
+		"wait for them": adapter.AfterExitWait,
+		"leave them be": adapter.AfterExitLeave,
+	}
 	o, err := a.Invoke(context.Background(), adapter.Command{
 		Path:      "sh",
 		Args:      []string{"-c", "(sleep 0.2; echo from the background) & echo from the leader"},
-		AfterExit: adapter.AfterExitWait,
+		AfterExit: choices["wait for them"],
 	})
 	fmt.Print(string(o.Stdout), err, "\n")
 	// Output:

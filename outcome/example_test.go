@@ -1,9 +1,5 @@
 package outcome_test
 
-// The constants, and the structs that Outcome consists of (Output, Stream, Usage,
-// Cleanup, Step, Process, Ended, Survivor, TempDir), have no example of their own: those
-// below use them. Their documentation says what their values mean.
-
 import (
 	"encoding/json"
 	"errors"

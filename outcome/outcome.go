@@ -161,6 +161,7 @@ type Cleanup struct {
 // StepName names a rung of the stop ladder.
 type StepName string
 
+// The rungs, in the order in which they are climbed. StepEmpty or StepGiveUp is the last.
 const (
 	StepCloseStdin    StepName = "close_stdin"
 	StepSignalLeader  StepName = "signal_leader"
