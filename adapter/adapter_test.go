@@ -49,10 +49,6 @@ func run(t *testing.T, a *Adapter, c Command) (outcome.Outcome, error) {
 	return o, err
 }
 
-// bound is the bound of an invocation with the policy, without a temporary directory and
-// a journal.
-func bound(p StopPolicy) time.Duration { return (&Command{Stop: p}).waits(false).bound() }
-
 // killer returns a function that waits until c was executed, and kills it.
 func killer(c *Command) func() {
 	started := make(chan *Process, 1)
