@@ -225,24 +225,27 @@ func (c *Command) check(session bool) error {
 	return nil
 }
 
+// bad is an error about a field, whose text begins with the field's name.
+func bad(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
 // checkStrings refuses what no program can be given.
 func (c *Command) checkStrings() error {
 	hasNUL := func(s string) bool { return strings.IndexByte(s, 0) >= 0 }
 	switch {
 	case c.Path == "":
-		return errors.New("Path is empty; it must name an executable")
+		return bad("Path is empty; it must name an executable")
 	case hasNUL(c.Path):
-		return fmt.Errorf("Path %q contains a NUL byte", c.Path)
+		return bad("Path %q contains a NUL byte", c.Path)
 	case hasNUL(c.Arg0):
-		return fmt.Errorf("Arg0 %q contains a NUL byte", c.Arg0)
+		return bad("Arg0 %q contains a NUL byte", c.Arg0)
 	case hasNUL(c.Dir):
-		return fmt.Errorf("Dir %q contains a NUL byte", c.Dir)
+		return bad("Dir %q contains a NUL byte", c.Dir)
 	}
 	if i := slices.IndexFunc(c.Args, hasNUL); i >= 0 {
-		return fmt.Errorf("argument %d contains a NUL byte, which no program can be given", i+1)
+		return bad("argument %d contains a NUL byte, which no program can be given", i+1)
 	}
 	if i := slices.IndexFunc(c.Env, hasNUL); i >= 0 {
-		return fmt.Errorf("environment entry %q contains a NUL byte", c.Env[i])
+		return bad("environment entry %q contains a NUL byte", c.Env[i])
 	}
 	return nil
 }
@@ -251,17 +254,17 @@ func (c *Command) checkStrings() error {
 func (c *Command) checkStop() error {
 	switch {
 	case c.Timeout < 0:
-		return fmt.Errorf("Timeout %v is negative; 0 means none", c.Timeout)
+		return bad("Timeout %v is negative; 0 means none", c.Timeout)
 	case c.IdleTimeout < 0:
-		return fmt.Errorf("IdleTimeout %v is negative; 0 means none", c.IdleTimeout)
+		return bad("IdleTimeout %v is negative; 0 means none", c.IdleTimeout)
 	case c.Stop.Signal < 0 || c.Stop.Signal > maxSignal:
-		return fmt.Errorf("Stop.Signal %d is no signal", int(c.Stop.Signal))
+		return bad("Stop.Signal %d is no signal", int(c.Stop.Signal))
 	case c.Stop.Audience < AudienceLeaderFirst || c.Stop.Audience > AudienceLeaderOnly:
-		return fmt.Errorf("Stop.Audience %d is none of AudienceLeaderFirst, AudienceEveryone and AudienceLeaderOnly", int(c.Stop.Audience))
+		return bad("Stop.Audience %d is none of AudienceLeaderFirst, AudienceEveryone and AudienceLeaderOnly", int(c.Stop.Audience))
 	case c.AfterExit < AfterExitTerminate || c.AfterExit > AfterExitLeave:
-		return fmt.Errorf("AfterExit %d is none of AfterExitTerminate, AfterExitWait and AfterExitLeave", int(c.AfterExit))
+		return bad("AfterExit %d is none of AfterExitTerminate, AfterExitWait and AfterExitLeave", int(c.AfterExit))
 	case c.AfterExit == AfterExitLeave && c.TempDir:
-		return errors.New("TempDir is set with AfterExitLeave; the processes that are left could use the directory, so make one that is yours")
+		return bad("TempDir is set with AfterExitLeave; the processes that are left could use the directory, so make one that is yours")
 	}
 	return nil
 }
@@ -270,17 +273,17 @@ func (c *Command) checkStop() error {
 func (c *Command) checkStreams(session bool) error {
 	switch {
 	case c.OutputLimit < 0:
-		return fmt.Errorf("OutputLimit %d is negative; 0 means none", c.OutputLimit)
+		return bad("OutputLimit %d is negative; 0 means none", c.OutputLimit)
 	case c.Terminal != nil && (c.Stdin != nil || c.Stdout != nil || c.Stderr != nil):
-		return errors.New("Terminal is set beside Stdin, Stdout or Stderr; a terminal is all three")
+		return bad("Terminal is set beside Stdin, Stdout or Stderr; a terminal is all three")
 	case !session && c.hasPipe():
-		return errors.New("Stdin, Stdout or Stderr is Pipe; Invoke has nobody at the other end, use Start")
+		return bad("Stdin, Stdout or Stderr is Pipe; Invoke has nobody at the other end, use Start")
 	case !session && c.IdleTimeout > 0:
-		return errors.New("IdleTimeout is set; Invoke has no traffic to observe, use Start or Timeout")
+		return bad("IdleTimeout is set; Invoke has no traffic to observe, use Start or Timeout")
 	case c.IdleTimeout > 0 && !c.hasPipe():
-		return errors.New("IdleTimeout is set without a Pipe; there is no traffic to observe")
+		return bad("IdleTimeout is set without a Pipe; there is no traffic to observe")
 	case len(c.ExtraFiles) > maxExtraFiles:
-		return fmt.Errorf("%d extra files; at most %d can be passed on", len(c.ExtraFiles), maxExtraFiles)
+		return bad("%d extra files; at most %d can be passed on", len(c.ExtraFiles), maxExtraFiles)
 	}
 	return nil
 }

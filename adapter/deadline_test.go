@@ -10,6 +10,10 @@ import (
 // never is when what does not happen happens.
 const never = 1000 * time.Hour
 
+// bound is the bound of an invocation with the policy, without a temporary directory and
+// a journal.
+func bound(p StopPolicy) time.Duration { return (&Command{Stop: p}).waits(false).bound() }
+
 // course is what happens after a stop is asked for, at the time 0: when the supervisor
 // says what, when it is suspended, when the guard is done, when the output ends, and by
 // how much the caller is later than it wanted to be.
