@@ -1,18 +1,20 @@
-// Package adapter runs external command-line programs for agent peers and
-// guarantees how they end: on cancellation, timeout, shutdown or the death of
-// the caller, everything that a program started is gone within a bounded time,
-// nothing else was touched, and the outcome says what is known about the
-// result.
+// Package adapter runs external command-line programs (CLIs) and guarantees how they
+// end: on cancellation, timeout, shutdown or the death of the caller, every process that a
+// CLI started ends within a bounded time, no other process is touched, and the outcome says
+// what is known about the result. It is for Go programs, such as agents, that call programs
+// which they do not control.
 //
-// Importing it is all it takes to embed it: the helper process that keeps hold
-// of a program's tree is the caller's own executable, started again, and is
-// taken over during package initialisation, before main. Some of the caller's
-// own init functions can run in it. A c-shared library, a plugin, a setuid
-// executable, or a program with a heavy start sets Options.Supervisor to an
-// installed curfew command instead.
+// Adapter.Invoke runs a CLI to its end. Adapter.Start starts a long-lived one, a Session,
+// such as a server on stdio. Command says what to run, and StopPolicy how it is stopped.
 //
-// The package installs no signal handler, never waits for children it did not
-// start, and leaves no descriptor, goroutine, zombie or file behind.
+// To embed the package, import it. The helper processes that hold the CLIs' trees are the
+// caller's own executable, started again; the package takes them over during package
+// initialisation, before main. Some of the caller's own init functions can run in them. A
+// c-shared library, a plugin, a setuid executable, or a program with a heavy start sets
+// Options.Supervisor to an installed curfew command instead.
+//
+// The package installs no signal handler, never waits for children that it did not start,
+// and leaves no descriptor, goroutine, zombie or file behind.
 package adapter
 
 import (
@@ -33,32 +35,32 @@ import (
 
 // Options configures an Adapter. The zero value is ready to use.
 type Options struct {
-	// Supervisor is the path of an installed curfew command to use as helper;
-	// "" is the running executable.
+	// Supervisor is the path of an installed curfew command to use as helper. ""
+	// means the running executable.
 	Supervisor string
-	// MaxIdle is how many idle helpers are kept for the next invocation, 0
-	// means 64. They end by themselves after 5 s, or in Shutdown.
+	// MaxIdle is how many idle helpers are kept for the next invocation. 0 means
+	// 64. An idle helper ends after 5 s, and in Shutdown.
 	MaxIdle int
-	// NoCgroup has no CLI run in a cgroup of its own. Without it, where the
-	// caller may make cgroups (v2) below its own, there is one for each CLI: it
-	// ends storms of processes faster, and those that run as another user. Nothing
-	// that is promised needs it.
+	// NoCgroup disables the cgroup (v2) of each invocation. By default each CLI gets
+	// one where the caller may create it: it ends storms of processes faster, and
+	// processes of other users. No guarantee depends on it.
 	NoCgroup bool
-	// StateDir, if not "", is the directory of a journal: what is in flight is
-	// recorded there, on disk, before it starts, and its end before it is reported,
-	// so that Recover can tell a later caller what became of it if this one dies.
-	// It is made if it is not there, and several callers may share it. It should be
-	// on a local file system. It holds no arguments, environment or output. What has
-	// ended is kept for 30 days, and the last 1000.
+	// StateDir, if not "", is the directory of a journal. Each invocation is recorded
+	// there, on disk, before it starts, and its end before it is reported, so that
+	// Recover can report it to a later caller if this one dies. The directory is
+	// created if it does not exist. Several callers may share it. It should be on a
+	// local file system. The journal has no arguments, environment or output. It keeps
+	// the last 1000 invocations that have ended, for 30 days.
 	StateDir string
-	// Logger, if not nil, gets one line when an invocation starts and one when
-	// it ends. Never arguments, environment, input or output. A line that takes longer
-	// than 100 ms is not waited for, and the invocation's other is left out.
+	// Logger, if not nil, gets a line when an invocation starts and a line when it
+	// ends, without arguments, environment, input or output. A line that takes longer
+	// than 100 ms is not waited for, and the invocation's next line is left out.
 	Logger *slog.Logger
 }
 
-// Adapter runs commands and keeps a register of what it runs. The zero value is
-// one with the zero Options. It is safe for concurrent use.
+// Adapter runs commands and keeps a register of what it runs. The zero value is an
+// Adapter with the zero Options. It is safe for concurrent use. A program that has made
+// one calls Shutdown in the end.
 type Adapter struct {
 	pool    supervisor.Pool
 	journal *journal.Journal // nil: none
@@ -67,19 +69,20 @@ type Adapter struct {
 	noCgroup bool
 
 	mu sync.Mutex
-	// Everything that was registered before anything of it could run, until it is
-	// shown to be gone: what is running, and what ended without that proof.
+	// An invocation is registered before any process of it can run, until its tree is
+	// shown to be empty: those that run, and those that ended without that proof.
 	running  map[*invocation]struct{}
 	unproven map[*invocation]struct{}
-	down     chan struct{} // made by Shutdown, closed when that is complete; then:
+	down     chan struct{} // made by Shutdown, and closed when that is complete; guards:
 	downErr  error
 }
 
-// ErrShutdown is the cause of what an Adapter refuses or ends after Shutdown.
+// ErrShutdown is the cause of what an Adapter refuses or stops after Shutdown.
 var ErrShutdown = errors.New("adapter: shut down")
 
-// New returns an Adapter. It starts nothing; a problem with Options.Supervisor
-// is told here if it can be seen from outside.
+// New returns an Adapter. It starts no process. It returns an error if
+// Options.Supervisor cannot be executed, as far as that can be checked without starting
+// it, and if Options.StateDir cannot be used.
 func New(o Options) (*Adapter, error) {
 	if err := supervisor.Check(o.Supervisor); err != nil {
 		return nil, err
@@ -101,7 +104,7 @@ func New(o Options) (*Adapter, error) {
 	return a, nil
 }
 
-// buildMode is how this program was built, "" if that is not known.
+// buildMode returns how this program was built, "" if that is not known.
 func buildMode() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -127,24 +130,25 @@ func Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 	return shared().Invoke(ctx, c)
 }
 
-// Invoke runs c and blocks until nothing of it is left, or until it is known
-// and reported that something is. From the end of ctx it takes at most
-// c.Bound(), and 1 s more with Options.StateDir if the disk does not answer.
+// Invoke runs c and blocks until no process of it is alive, or until it is known
+// and reported that one is. After the end of ctx it blocks at most for c.Bound().
 //
-// The outcome is always complete. The error beside it states the same fact: it
-// is nil if the command succeeded, and otherwise outcome.ErrNotStarted (with an
+// The outcome is always complete. The error beside it states the same fact: it is nil
+// if the CLI succeeded, and otherwise outcome.ErrNotStarted (with an
 // *outcome.StartError), an *outcome.ExitError, or outcome.ErrUnknown, in which
-// errors.Is finds context.Canceled or context.DeadlineExceeded and the cause of
-// ctx. An *outcome.CopyError is in it for each of Stdin, Stdout and Stderr that
-// failed, also if the command succeeded.
+// errors.Is finds context.Canceled or context.DeadlineExceeded and the cause of ctx.
+// It has an *outcome.CopyError for each of Stdin, Stdout and Stderr that failed, also
+// if the CLI succeeded.
 //
-// Nothing is ever retried: after outcome.ErrUnknown the program may have done
-// what it was asked to do.
+// Invoke never retries: after outcome.ErrUnknown the CLI may have done what it was
+// asked to do.
+//
+// A StopCause as the cause of ctx says with which signal the CLI is stopped.
 func (a *Adapter) Invoke(ctx context.Context, c Command) (outcome.Outcome, error) {
 	v := newInvocation(a, ctx, c, hooks{})
 	if a.register(v) {
+		defer a.unregister(v)
 		v.invoke()
-		a.unregister(v)
 	}
 	return v.outcome, v.outcome.Err
 }
@@ -180,23 +184,22 @@ func (a *Adapter) unregister(v *invocation) {
 	close(v.done)
 }
 
-// proven lets go of what has turned out to be gone.
+// proven removes v from the unproven: its tree was shown to be empty after all.
 func (a *Adapter) proven(v *invocation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.unproven, v)
 }
 
-// StopOwner ends what was started with the given Command.Owner, sessions and
-// invocations, all at once and each as its StopPolicy says, and nothing else.
-// What that owner starts meanwhile is not ended. It blocks until all of it is
-// over, at most for the longest Bound among them and one more try where
-// something is not shown to be gone, and returns how they ended. If ctx ends
-// before, StopOwner returns its cause with the outcomes that there are, and they
-// go on ending.
+// StopOwner stops all sessions and invocations that have the given Command.Owner, at
+// once and each by its StopPolicy, and returns how they ended. It does not stop what
+// that owner starts meanwhile. It blocks until all have ended, at most for the longest
+// of their bounds, and up to 6 s more if a tree is not shown to be empty. If ctx ends
+// before, StopOwner returns its cause with the outcomes that there are, and the others go
+// on ending.
 //
-// The error joins an *outcome.CleanupError for each that is not shown to be gone. An
-// owner "" is refused: it would be everything that has no owner.
+// The error joins an *outcome.CleanupError for each tree that is not shown to be empty.
+// The owner "" is refused, so that a label that was lost does not stop everything.
 func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcome, error) {
 	if owner == "" {
 		return nil, errNoOwner
@@ -210,7 +213,7 @@ func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcom
 		select {
 		case <-v.done:
 			outcomes = append(outcomes, v.outcome)
-		default: // ctx has ended before it
+		default: // ctx has ended before
 		}
 	}
 	return outcomes, err
@@ -218,8 +221,8 @@ func (a *Adapter) StopOwner(ctx context.Context, owner string) ([]outcome.Outcom
 
 var errNoOwner = errors.New("adapter: stop owner: the owner is empty; Shutdown stops everything")
 
-// registered returns what is running, and what has ended without a proof that it
-// is gone.
+// registered returns the invocations that run, and those that have ended without a proof
+// that their tree is empty.
 func (a *Adapter) registered(is func(*invocation) bool) (running, unproven []*invocation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -236,8 +239,8 @@ func (a *Adapter) registered(is func(*invocation) bool) (running, unproven []*in
 	return running, unproven
 }
 
-// end ends all at once, and waits for them. It goes on after a failure, and tries
-// once more with what failed.
+// end stops all at once, and waits for them. It goes on after a failure, and looks once
+// more at the trees that were not shown to be empty.
 func (a *Adapter) end(ctx *callerContext, running, unproven []*invocation, why error) error {
 	errs := make(chan error)
 	for _, v := range running {
@@ -259,7 +262,7 @@ func (a *Adapter) end(ctx *callerContext, running, unproven []*invocation, why e
 	for range len(running) + len(unproven) {
 		err := <-errs
 		if err == errLate {
-			late = true // which is said once
+			late = true // which is reported once
 			continue
 		}
 		all = append(all, err)
@@ -273,16 +276,15 @@ func (a *Adapter) end(ctx *callerContext, running, unproven []*invocation, why e
 // errLate means that the caller's context ended first.
 var errLate = errors.New("adapter: the context ended first")
 
-// Shutdown refuses new work, ends everything that is running all at once, waits
-// for it, tries once more where something is not shown to be gone, and releases
-// the helpers. What is being stopped already, by Stop or for want of traffic, is
-// waited for and not stopped again; what has ended is not touched. It blocks at
-// most for the longest Bound of all and that one more try. If ctx ends before,
-// Shutdown returns its cause, and it goes on without the caller. The error joins
-// an *outcome.CleanupError for each that is not shown to be gone.
+// Shutdown refuses new invocations, stops all that run at once, waits for them, looks once
+// more at trees that are not shown to be empty, and releases the helpers. It waits for what
+// is being stopped already and does not stop it again; what has ended it does not touch. It
+// blocks at most for the longest of the bounds, and up to 6 s more if a tree is not shown to
+// be empty. If ctx ends before, Shutdown returns its cause, and goes on in the background.
+// The error joins an *outcome.CleanupError for each tree that is not shown to be empty.
 //
-// It may be called again, and from several goroutines: there is one shutdown, for
-// which all wait.
+// It may be called again, and from several goroutines: there is one shutdown, and all
+// callers wait for it and get the same error.
 func (a *Adapter) Shutdown(ctx context.Context) error {
 	caller := newCallerContext(ctx)
 	defer caller.release()

@@ -263,7 +263,3 @@ func TestCoursesInABubble(t *testing.T) {
 		})
 	})
 }
-
-// bound is the bound of an invocation with the policy, without a temporary directory and
-// a journal.
-func bound(p StopPolicy) time.Duration { return (&Command{Stop: p}).waits(false).bound() }
