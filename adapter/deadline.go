@@ -2,25 +2,25 @@ package adapter
 
 import "time"
 
-// deadlines say what the supervisor owes the caller, and until when. They read no
-// clock.
+// deadlines say what the supervisor owes the caller, and until when. They read no clock:
+// each method gets the time.
 type deadlines struct {
 	waits
 	timeout time.Time // when the supervisor begins a stop by itself; zero: never
 
 	stop  time.Time // when a stop was asked for, or began by itself; zero: there is none
-	acked bool
-	exit  time.Time // when leftovers get the ladder at the latest, the leader having exited; zero: not so
+	acked bool      // the supervisor has acknowledged the stop
+	exit  time.Time // when leftovers get the ladder at the latest; zero: the leader has not exited
 }
 
-// stopAt notes that a stop was asked for, or began. The first counts.
+// stopAt notes that a stop was asked for, or began. The earliest counts.
 func (d *deadlines) stopAt(at time.Time) {
 	if d.stop.IsZero() || at.Before(d.stop) {
 		d.stop = at
 	}
 }
 
-// began notes that the supervisor has said that a stop begins.
+// began notes that the supervisor has acknowledged a stop.
 func (d *deadlines) began(now time.Time) {
 	if d.stop.IsZero() && !d.timeout.IsZero() && d.timeout.Before(now) {
 		now = d.timeout
@@ -37,9 +37,9 @@ func (d *deadlines) exited(now time.Time) {
 	d.exit = now.Add(d.linger)
 }
 
-// begun returns when the time began that is bounded: by a stop, or by a timeout, also if
-// the supervisor has not said yet that it stops. With a timeout the leftovers of a leader
-// that was in time are bounded too. Zero: it has not.
+// begun returns when the time began that the bound limits: with a stop, or with the
+// timeout, also if the supervisor has not yet reported that it stops. With a timeout the
+// leftovers of a leader that was in time are limited too. Zero: it has not begun.
 func (d *deadlines) begun() time.Time {
 	switch {
 	case !d.stop.IsZero():
@@ -50,8 +50,8 @@ func (d *deadlines) begun() time.Time {
 	return d.exit
 }
 
-// due returns when the supervisor must have said what is due next, and until when it
-// is waited for if it is only slow. Zero: nothing is due.
+// due returns when the supervisor must have sent what is due next, and until when it is
+// waited for if it is slow but not suspended. Zero: nothing is due.
 func (d *deadlines) due() (soft, hard time.Time) {
 	stop := d.begun()
 	report := stop
@@ -72,9 +72,9 @@ func (d *deadlines) due() (soft, hard time.Time) {
 	return stop.Add(ackLimit), hard
 }
 
-// look returns when the supervisor is to be looked after, if it sends nothing before: when
-// something is due, and not before now. What is due can be past already: an acknowledgement
-// that came late makes a report due that was due before it. Zero: never.
+// look returns when to check on the supervisor, if it sends nothing before: when something
+// is due, and not before now. It can have been due earlier: after a late acknowledgement
+// the report is due at a time that may be past. Zero: never.
 func (d *deadlines) look(now time.Time) time.Time {
 	soft, _ := d.due()
 	if !soft.IsZero() && soft.Before(now) {
@@ -83,14 +83,15 @@ func (d *deadlines) look(now time.Time) time.Time {
 	return soft
 }
 
-// late says what follows when the supervisor has said nothing by now, although it was
-// to be looked after at the time woken: when to look again, or that it is lost. pending:
-// there is something to read.
+// late decides about a supervisor that has sent nothing by now. woken is the time for which
+// this check was set. It returns when to check again, or that the supervisor is lost.
+// pending reports whether there is something to read, suspended whether the supervisor is
+// suspended.
 func (d *deadlines) late(now, woken time.Time, pending, suspended func() bool) (look time.Time, lost bool) {
 	behind := now.Sub(woken)
-	still := !woken.IsZero() && behind > jitter
-	if still {
-		// We were suspended ourselves, and so perhaps was the supervisor.
+	wasSuspended := !woken.IsZero() && behind > jitter
+	if wasSuspended {
+		// The caller itself was suspended, and perhaps the supervisor with it.
 		d.shift(behind + jitter)
 	}
 	soft, hard := d.due()
@@ -98,8 +99,8 @@ func (d *deadlines) late(now, woken time.Time, pending, suspended func() bool) (
 	case soft.IsZero() || now.Before(soft):
 		return soft, false
 	case now.Before(hard.Add(jitter)) && pending():
-		return now.Add(jitter), false // it is read at once
-	case now.Before(hard) && (still || !suspended()):
+		return now.Add(jitter), false // the caller reads it next
+	case now.Before(hard) && (wasSuspended || !suspended()):
 		return hard, false
 	}
 	return time.Time{}, true
@@ -114,7 +115,7 @@ func (d *deadlines) shift(by time.Duration) {
 	}
 }
 
-// swept returns until when the guard may take to end what a supervisor has left that
+// swept returns until when the guard may take to end what a supervisor has left, if it
 // was lost now.
 func (d *deadlines) swept(now time.Time) time.Time {
 	if stop := d.begun(); !stop.IsZero() && stop.Before(now) {
@@ -123,8 +124,8 @@ func (d *deadlines) swept(now time.Time) time.Time {
 	return now.Add(d.ladder + loseLimit)
 }
 
-// drained returns until when the output is read, the tree being gone now, and until
-// when code of the caller's is waited for then.
+// drained returns until when the output is read, if the tree is empty now, and until when
+// code of the caller's is waited for after that.
 func (d *deadlines) drained(now time.Time) (until, limit time.Time) {
 	until = now.Add(d.drain)
 	limit = until.Add(turnLimit)

@@ -13,9 +13,9 @@ import (
 	"curfew/outcome"
 )
 
-// What the caller gives us has code of its own: a Reader, a Writer, a Logger, Started, a
-// context, the errors of these. That code can panic, block, return what it must not,
-// or end its goroutine. None of that may hold up or end anything but what it is for.
+// A Reader, a Writer, a Logger, Started, a context, and the errors of these are code of the
+// caller's. That code can panic, block, return what is not allowed, or end its goroutine.
+// None of that may hold up or end anything but the copying or the call itself.
 
 // callerCode is the code of the caller's that an invocation calls and that is not a
 // Reader or a Writer. Its zero value has called nothing.
@@ -67,8 +67,8 @@ func (c *callerCode) abandoned() int {
 	return inside(calls)
 }
 
-// quoted is an error of the caller's with the text that it had when it came. Its own
-// methods are not called again.
+// quoted is an error of the caller's with its text, so that its methods need not be called
+// again.
 type quoted struct {
 	err    error
 	text   string
@@ -79,10 +79,10 @@ type quoted struct {
 func (q *quoted) Error() string { return q.text }
 func (q *quoted) Unwrap() error { return q.err }
 
-// quote asks err for its text.
+// quote calls err's Error method, which may panic.
 func quote(err error) (q *quoted) {
 	q = &quoted{err: err, text: "an error whose Error method panics"}
-	defer func() { _ = recover() }() // q says it
+	defer func() { _ = recover() }() // the text of q reports it
 	if text := err.Error(); text != "" {
 		q.text = text
 	} else {
@@ -91,14 +91,14 @@ func quote(err error) (q *quoted) {
 	return q
 }
 
-// errGoexit is what is known of code that ended our goroutine.
+// errGoexit is the error of code that ended its goroutine.
 var errGoexit = errors.New("it called runtime.Goexit")
 
-// errCount is what is said of a Reader or a Writer that cannot count.
+// errCount is the error of a Reader or a Writer that returns an impossible count.
 var errCount = errors.New("it returned a count that cannot be")
 
-// called runs code of the caller's and returns its error, also if it panics. If it
-// ends the goroutine, the deferred calls find errGoexit in *err.
+// called runs code of the caller's and stores its error in *err, also if it panics. If the
+// code ends the goroutine, deferred calls find errGoexit there.
 func called(err *error, code func() error) {
 	*err = errGoexit
 	defer func() {
@@ -113,7 +113,7 @@ func called(err *error, code func() error) {
 	*err = code()
 }
 
-// writeTo passes all of b on to w.
+// writeTo writes all of b to w.
 func writeTo(w io.Writer, b []byte, err *error) {
 	called(err, func() error {
 		n, err := w.Write(b)
@@ -145,9 +145,9 @@ func readFrom(r io.Reader, b []byte, n *int, err *error) {
 	})
 }
 
-// within runs code of the caller's that is to take no time, and waits for it no longer
-// than abandonAfter. returned is closed when it has returned, whenever that is; ok
-// is false if it has not in time, or has panicked.
+// within runs code of the caller's that should take no time, and waits for it no longer
+// than abandonAfter. returned is closed when the code has returned, whenever that is. ok is
+// false if it has not returned in time, or has panicked.
 func within(code func()) (returned <-chan struct{}, ok bool) {
 	done := make(chan struct{})
 	err := errGoexit
@@ -165,34 +165,35 @@ func within(code func()) (returned <-chan struct{}, ok bool) {
 	}
 }
 
-// callerContext is a context of ours that ends when one of the caller's does. Only
-// goroutines of its own call the methods of that one, and of its cause. A context
-// that panics counts as ended.
+// callerContext is a context that ends when a context of the caller's does. It calls the
+// methods of that one, and of its cause, on goroutines of its own only. A context of the
+// caller's that panics counts as ended.
 type callerContext struct {
 	context.Context
 	end      context.CancelCauseFunc
-	deadline time.Time // of the caller's; zero: none, or it did not tell in time
+	deadline time.Time // the caller's; zero: there is none, or Deadline did not return in time
 
-	over chan struct{} // closed by release
-	once sync.Once
+	released chan struct{} // closed by release
+	once     sync.Once
 
 	// Valid when Done is closed.
 	kind  outcome.Cause
 	cause error // in it errors.Is finds context.Cause of the caller's
 
 	mu    sync.Mutex
-	calls []<-chan struct{} // code of the caller's that was begun; closed when it has returned
+	calls []<-chan struct{} // calls of the caller's code; each is closed when that has returned
 }
 
-// errSilentContext is the cause of a context that has ended and does not say why.
+// errSilentContext is the cause of a context that has ended and whose Err or cause does
+// not return.
 var errSilentContext = errors.New("adapter: the context does not say why it ended")
 
-// newCallerContext returns what follows ctx until it is released.
+// newCallerContext returns a context that ends when ctx does, until it is released.
 func newCallerContext(ctx context.Context) *callerContext {
 	if ctx == nil {
 		panic("adapter: nil Context")
 	}
-	c := &callerContext{over: make(chan struct{})}
+	c := &callerContext{released: make(chan struct{})}
 	c.Context, c.end = context.WithCancelCause(context.Background())
 	if ctx == context.Background() {
 		return c
@@ -222,12 +223,12 @@ func newCallerContext(ctx context.Context) *callerContext {
 			select {
 			case <-ended:
 				c.ask(ctx)
-			case <-c.over:
+			case <-c.released:
 			}
 			return nil
 		})
 	}()
-	timer := time.NewTimer(2 * abandonAfter) // it may have to ask why it ended
+	timer := time.NewTimer(2 * abandonAfter) // ask can take abandonAfter
 	defer timer.Stop()
 	select {
 	case c.deadline = <-first:
@@ -236,7 +237,7 @@ func newCallerContext(ctx context.Context) *callerContext {
 	return c
 }
 
-// ask asks a context that has ended why.
+// ask takes the cause of ctx, which has ended.
 func (c *callerContext) ask(ctx context.Context) {
 	kind, cause := outcome.CauseCanceled, error(nil)
 	returned, ok := within(func() {
@@ -265,17 +266,17 @@ func (c *callerContext) ask(ctx context.Context) {
 }
 
 func (c *callerContext) ended(kind outcome.Cause, cause error) {
-	if cause == nil { // it has not ended
+	if cause == nil { // ctx closed Done, and has no error
 		cause = context.Canceled
 	}
 	c.kind, c.cause = kind, cause
 	c.end(cause)
 }
 
-// why says why the context ended.
+// why returns why the context ended.
 func (c *callerContext) why() (outcome.Cause, error) { return c.kind, c.cause }
 
-// given is the cause as the caller has given it.
+// given returns the cause as the caller has given it.
 func (c *callerContext) given() error {
 	if q, ok := c.cause.(*quoted); ok {
 		return q.err
@@ -283,16 +284,17 @@ func (c *callerContext) given() error {
 	return c.cause
 }
 
-// release ends the following, and returns what of the caller's code is to return yet.
+// release makes c no longer follow the caller's context. It returns the calls of the
+// caller's code, some of which may not have returned.
 func (c *callerContext) release() []<-chan struct{} {
-	c.once.Do(func() { close(c.over) })
+	c.once.Do(func() { close(c.released) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.calls
 }
 
-// inside counts what of the caller's code does not return either while we wait once
-// more, for all of it together.
+// inside waits for the calls, abandonAfter for all of them together, and returns how many
+// have not returned.
 func inside(calls []<-chan struct{}) (n int) {
 	late := make(chan struct{})
 	timer := time.AfterFunc(abandonAfter, func() { close(late) })

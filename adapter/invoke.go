@@ -134,7 +134,7 @@ func (v *invocation) order(ctx *callerContext) (*supervisor.Client, *refusal) {
 			return nil, r
 		}
 		if errors.Is(err, wire.ErrTooLarge) {
-			return nil, v.failed(outcome.OpExec, err) // as execve would have said
+			return nil, v.failed(outcome.OpExec, err) // as execve would have returned
 		}
 		return nil, v.failed("send a supervisor the request for", err)
 	}
@@ -306,7 +306,7 @@ func (v *invocation) listen(helper *supervisor.Client) (r report) {
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if v.control.isLate() {
-				r.lost = errors.New("it did not say in time what was due")
+				r.lost = errors.New("it did not report in time")
 			}
 		case err == io.EOF:
 			r.lost = errors.New("its connection was closed")
@@ -409,7 +409,7 @@ func (v *invocation) facts(r report, asked stopRequest) (f verdict.Facts, why ve
 		}
 	} else {
 		if asked.cause == "" && v.cmd.Timeout > 0 && !time.Now().Before(v.began.Add(v.cmd.Timeout)) {
-			// The deadline that the supervisor keeps came first, whether it said so or not.
+			// The deadline that the supervisor keeps came first, whether it reported that or not.
 			f.StopCause = outcome.CauseTimeout
 		}
 		f.SupervisorLost = true
@@ -468,7 +468,7 @@ func (v *invocation) pastDeadline() bool {
 	if at := v.ctx.deadline; !at.IsZero() && !time.Now().Before(at) {
 		select {
 		case <-v.ctx.Done():
-		case <-time.After(min(ackLimit, time.Until(v.limit))): // a context that does not keep its word
+		case <-time.After(min(ackLimit, time.Until(v.limit))): // a context that does not end at its deadline
 		}
 	}
 	return v.ctx.Err() != nil
@@ -490,7 +490,7 @@ func (v *invocation) notStarted(r *refusal) {
 	v.end(f, r.why)
 }
 
-// end decides what it all means.
+// end decides the status, and completes the outcome.
 func (v *invocation) end(f verdict.Facts, why verdict.Why) {
 	o := &v.outcome
 	o.Status, o.Cause, o.Exit = verdict.Decide(f)

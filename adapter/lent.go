@@ -8,30 +8,31 @@ import (
 	"curfew/internal/supervisor"
 )
 
-// lent are the files of the caller's that CLIs have at present. A CLI shares the open
-// file with the caller: flags that it sets, as O_NONBLOCK or O_ASYNC, and whom it has
-// the kernel signal, are the caller's too, and stay. They are put back when no
-// invocation has the file any more; before, that would change it under another CLI.
+// lent has the files of the caller's that CLIs have at present. A CLI shares the open file
+// description with the caller: flags that the CLI sets, such as O_NONBLOCK or O_ASYNC, and
+// the process that the kernel is to signal, are changed for the caller too, and stay so.
+// They are restored when no invocation has the file any more; before that, another CLI
+// would see the change.
 //
-// Nothing tells whether two descriptors are one open file, so that all files with one
-// inode are put back at once, from the one lent last to the one lent first: that one
-// had its flags from before any of the CLIs.
+// No system call tells whether two descriptors are one open file description. So all
+// files with one inode are restored at once, from the one that was lent last to the one
+// that was lent first: its flags are from before any of the CLIs.
 var lent = struct {
 	sync.Mutex
 	files map[fileID]*lentFile
 }{files: map[fileID]*lentFile{}}
 
-// fileID is device and inode.
+// fileID identifies an inode.
 type fileID struct{ dev, ino uint64 }
 
 type lentFile struct {
 	users int
-	kept  bool // by processes that were left on purpose
+	kept  bool // processes that were left alive on purpose have it
 	open  []openFile
 }
 
-// openFile is held by its *os.File, and not by a descriptor of its own: that would keep
-// a pipe open which the caller has closed.
+// openFile has the *os.File of the caller's and no descriptor of its own, which would keep
+// a pipe open that the caller has closed.
 type openFile struct {
 	file  *os.File
 	flags supervisor.FileFlags
@@ -39,7 +40,7 @@ type openFile struct {
 
 // hold returns the descriptor of f and keeps it open until release returns: if the caller
 // closes f before that, the number does not become another file's. release is nil if f is
-// closed. A duplicate would do the same, but closing it would drop the caller's POSIX
+// closed. A duplicate would do the same, but to close it would drop the caller's POSIX
 // locks on the file.
 func hold(f *os.File) (fd int, release func()) {
 	held, done := make(chan int), make(chan struct{})
@@ -69,7 +70,7 @@ func hold(f *os.File) (fd int, release func()) {
 	}
 }
 
-// lend notes that the CLI has f, whose descriptor is fd.
+// lend notes that the CLI gets f, whose descriptor is fd, and the flags that f has.
 func (w *wiring) lend(f *os.File, fd int) {
 	id, err := idOf(fd)
 	if err != nil {
@@ -85,7 +86,7 @@ func (w *wiring) lend(f *os.File, fd int) {
 	l.users++
 	w.lent = append(w.lent, id)
 	if slices.ContainsFunc(l.open, func(o openFile) bool { return o.file == f }) {
-		return // the flags that it had the first time count
+		return // the flags of the first time count
 	}
 	if len(l.open) > 2*l.users {
 		l.open = slices.DeleteFunc(l.open, func(o openFile) bool { return isClosed(o.file) })
@@ -99,8 +100,8 @@ func isClosed(f *os.File) bool {
 	return err != nil || raw.Control(func(uintptr) {}) != nil
 }
 
-// takeBack puts back what the CLI, which is over, has changed. With left, it has
-// left processes that may rely on it.
+// takeBack restores the flags of the files that the CLI, which has ended, had. With left,
+// processes that were left alive may rely on what they have set: it stays.
 func (w *wiring) takeBack(left bool) {
 	lent.Lock()
 	defer lent.Unlock()

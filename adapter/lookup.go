@@ -18,7 +18,8 @@ import (
 // its end: 32 pages (execve(2), MAX_ARG_STRLEN).
 const maxString = 32 * 4096
 
-// checkSizes finds what the kernel would refuse without saying which it is.
+// checkSizes returns an error that names the argument or variable that is too long for the
+// kernel, whose own error would not.
 func checkSizes(path string, args, env []string) error {
 	for i, s := range args {
 		if len(s) >= maxString {
@@ -42,7 +43,7 @@ func (c *Command) environ(id string) []string {
 	if env == nil {
 		env = os.Environ()
 		if c.Dir != "" {
-			// A program that trusts PWD would think it is where the caller is.
+			// A program that trusts PWD would take the caller's directory for its own.
 			if dir, err := filepath.Abs(c.Dir); err == nil {
 				env = append(env, "PWD="+dir)
 			}
@@ -86,7 +87,7 @@ func lookUp(name, dir string, env []string) (string, error) {
 	}
 	failed := &outcome.StartError{Op: outcome.OpLookUp, Path: name, Err: exec.ErrNotFound}
 	if name == "." || name == ".." {
-		// Joined to an entry they would name that, or what it is in.
+		// Joined to an entry of PATH they would name that directory or its parent.
 		failed.Err = syscall.EACCES
 		return "", failed
 	}
@@ -99,10 +100,10 @@ func lookUp(name, dir string, env []string) (string, error) {
 		}
 		found, err := executable(there)
 		switch {
-		case !found: // or not to be seen: a directory that may not be entered
+		case !found: // also in a directory that may not be entered
 		case err == nil && there != file:
-			// A program that happens to lie in the working directory must not
-			// be run by accident.
+			// A program that happens to be in the working directory must not be
+			// executed by accident.
 			failed.Err = fmt.Errorf("found as %s, relative to the working directory, which is not run unless it is named with a path: %w", file, exec.ErrDot)
 			return "", failed
 		case err == nil:
@@ -129,8 +130,7 @@ func executable(file string) (found bool, err error) {
 	return true, mayExecute(file)
 }
 
-// startError puts the kernel's answer to the start into words that name the
-// input.
+// startError returns the error for errno, which the kernel returned for the start of file.
 func (c *Command) startError(op string, errno syscall.Errno, file string) *outcome.StartError {
 	e := &outcome.StartError{Op: op, Path: c.Path, Err: errno}
 	if op == outcome.OpChdir {
@@ -148,13 +148,13 @@ func (c *Command) startError(op string, errno syscall.Errno, file string) *outco
 
 // interpreterOf returns the interpreter that a script's first line names.
 func interpreterOf(file string) string {
-	// A regular file can make an open wait too, if it is under a lease.
+	// An open of a regular file can block too, if it is under a lease.
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	buf := make([]byte, 256) // the kernel reads no more either
+	buf := make([]byte, 256) // as many as the kernel reads
 	n, _ := io.ReadFull(f, buf)
 	line, _, _ := strings.Cut(string(buf[:n]), "\n")
 	line, ok := strings.CutPrefix(line, "#!")

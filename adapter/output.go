@@ -48,8 +48,8 @@ func (k *keeper) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// kept returns what was kept and what it is of. Where bytes are missing in
-// between, both edges are moved to the border of a UTF-8 sequence.
+// kept returns what was kept, and the counts. Where bytes are missing in between, it
+// drops the UTF-8 sequences that were cut off at both edges.
 func (k *keeper) kept() ([]byte, outcome.Stream) {
 	head := k.head
 	tail := append(append([]byte(nil), k.tail[k.next:]...), k.tail[:k.next]...)
@@ -91,32 +91,32 @@ func trimStart(b []byte) []byte {
 	return b
 }
 
-// drain copies one or two of the CLI's streams, which share a pipe, to where
-// they go, from the start to the end of the stream or until it is cut off.
+// drain copies one of the CLI's streams, or both if they share a pipe, to a Writer or a
+// keeper, until the end of the stream or until it is cut off.
 type drain struct {
 	pipe  *os.File
 	to    io.Writer     // nil: keep only
 	keep  *keeper       // nil: do not keep
 	count func(n int64) // is called with the size of each chunk; may be nil
 
-	mu     sync.Mutex // guards keep and the rest once it runs
+	mu     sync.Mutex // guards keep and what follows, once run was called
 	seen   int64
 	failed error // why to did not get everything
 	done   chan struct{}
 
-	turn  sync.Mutex // held while the stream is read and passed on; guards:
+	turn  sync.Mutex // held while a chunk is read and passed on; guards:
 	ended bool       // the end of the stream was read, or to has failed
 	cut   bool       // nothing is to be read any more
 }
 
 const chunkSize = 32 << 10
 
-// chunks are buffers that no code of the caller's has ever had: a Reader can go on
-// writing to what it was given after it has returned.
+// chunks are buffers that are never passed to code of the caller's: a Reader can write to
+// the buffer that it got after it has returned.
 var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
 
-// run copies until the end of the stream, or until it is cut off. When the Writer
-// fails, the CLI's pipe is closed: the CLI gets SIGPIPE, as if it wrote there itself.
+// run copies until the end of the stream, or until it is cut off. When the Writer fails,
+// run closes the pipe: the CLI's next write gets SIGPIPE.
 func (d *drain) run() {
 	defer close(d.done)
 	defer d.pipe.Close()
@@ -136,30 +136,30 @@ func (d *drain) run() {
 	}
 }
 
-// step reads once and passes on what it has read. False ends run.
+// step reads a chunk and passes it on. It reports whether there may be another one.
 func (d *drain) step(raw syscall.RawConn, chunk []byte) bool {
 	n := 0
-	// Its error is that the time is over: finish sees to the rest. The lock
-	// is kept from the reading to the passing on; the pipe's own is not,
-	// since closing it waits for that.
-	_ = raw.Read(func(fd uintptr) (over bool) {
+	// An error means that the pipe was closed: finish takes the rest. d.turn is held
+	// from the read until the chunk was passed on. The lock of the pipe itself is not,
+	// because Close waits for that.
+	_ = raw.Read(func(fd uintptr) (done bool) {
 		d.turn.Lock()
 		if n = d.readOnce(int(fd), chunk); n > 0 {
 			return true
 		}
-		over = d.ended || d.cut
+		done = d.ended || d.cut
 		d.turn.Unlock()
-		return over // or wait for more
+		return done // false: wait for more
 	})
 	if n == 0 {
 		return false
 	}
-	defer d.turn.Unlock() // also if the Writer ends the goroutine
+	defer d.turn.Unlock() // deferred, because the Writer can end the goroutine
 	d.take(chunk[:n])
 	return !d.ended
 }
 
-// readOnce reads what is there now, 0 bytes if that is nothing. d.turn is held.
+// readOnce reads what the pipe has now, and returns 0 if it has nothing. d.turn is held.
 func (d *drain) readOnce(fd int, chunk []byte) int {
 	if d.cut || d.ended {
 		return 0
@@ -171,7 +171,7 @@ func (d *drain) readOnce(fd int, chunk []byte) int {
 	return n
 }
 
-// take passes on what was read. d.turn is held.
+// take counts a chunk, and passes it on. d.turn is held.
 func (d *drain) take(b []byte) {
 	d.mu.Lock()
 	d.seen += int64(len(b))
@@ -195,7 +195,7 @@ func (d *drain) take(b []byte) {
 	writeTo(d.to, b, &err)
 }
 
-// fail notes why the Writer did not get everything.
+// fail notes why the Writer did not get everything. Only the first reason counts.
 func (d *drain) fail(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -204,20 +204,21 @@ func (d *drain) fail(err error) {
 	}
 }
 
-// errSlowWriter is why a Writer did not get everything that had not failed.
+// errSlowWriter is the reason if the Writer has not failed.
 var errSlowWriter = errors.New("the Writer had not taken it all when the time for the rest of the output was over")
 
-// maxRest is what a pipe can hold (pipe-max-size, which an ordinary user cannot
-// raise), so that somebody who keeps writing does not keep us reading.
+// maxRest is how much a pipe can hold (pipe-max-size, which an ordinary user cannot
+// raise). No more is read at the end, so that a process that goes on writing does not
+// hold up the end.
 const maxRest = 1 << 20
 
-// finish waits for the end of the stream until the given time, cuts it off then,
-// and reports whether it had not come to its end. A writer that does not return
-// is abandoned at the limit.
+// finish waits until the given time for the end of the stream, then cuts it off. It
+// reports whether the stream had not ended, and whether a Write that did not return by the
+// limit was abandoned.
 //
-// On a machine under load the time can be over before run had its turn on the
-// processor. What is in the pipe then is taken here, unless it is for a writer
-// of the caller's, which could keep us.
+// On a machine under load the time can be over before run got its turn on the processor.
+// finish then takes what is in the pipe itself, unless it is for a Writer of the caller's,
+// which could block.
 func (d *drain) finish(until, limit time.Time) (incomplete, abandoned bool) {
 	defer d.pipe.Close()
 	select {
@@ -228,7 +229,7 @@ func (d *drain) finish(until, limit time.Time) (incomplete, abandoned bool) {
 	if d.to != nil {
 		return d.cutWriter(limit)
 	}
-	d.turn.Lock() // nothing of the caller's is done under it
+	d.turn.Lock() // run does not hold it while code of the caller's runs, as there is none
 	defer d.turn.Unlock()
 	pooled := chunks.Get().(*[chunkSize]byte)
 	defer chunks.Put(pooled)
@@ -248,11 +249,11 @@ func (d *drain) finish(until, limit time.Time) (incomplete, abandoned bool) {
 	return !d.ended, false
 }
 
-// cutWriter ends a stream that goes to a Writer of the caller's.
+// cutWriter cuts off a stream that goes to a Writer of the caller's.
 func (d *drain) cutWriter(limit time.Time) (incomplete, abandoned bool) {
 	patience := abandonAfter
 	if d.turn.TryLock() {
-		// It is not in a Write: it has passed on everything, or needs but its turn.
+		// run is not in a Write: it has passed on everything, or waits for its turn.
 		d.cut = !d.pending()
 		d.turn.Unlock()
 		patience = turnLimit
@@ -280,13 +281,13 @@ func (d *drain) cutWriter(limit time.Time) (incomplete, abandoned bool) {
 // unfinished reports whether finish has not seen the end of the stream.
 func (d *drain) unfinished() bool {
 	if !d.turn.TryLock() {
-		return true // it is in a Write that does not return
+		return true // run is in a Write that does not return
 	}
 	defer d.turn.Unlock()
 	return !d.ended
 }
 
-// pending reports whether the pipe has something that was not read, or is at its end.
+// pending reports whether a read of the pipe would return something, or its end.
 // d.turn is held.
 func (d *drain) pending() (pending bool) {
 	if raw, err := d.pipe.SyscallConn(); err == nil {
@@ -324,11 +325,11 @@ type feed struct {
 	done chan struct{}
 
 	once   sync.Once
-	closed chan struct{} // by us, to end the CLI's input; guards:
+	closed chan struct{} // closed to end the CLI's input; guards:
 	why    error
 
 	failed error // valid once done is closed
-	own    bool  // failed is the Reader's
+	own    bool  // failed is the Reader's own error
 }
 
 // emptyReads is how many Reads in a row may return nothing before the Reader is
@@ -359,7 +360,7 @@ func (f *feed) run() {
 		}
 		if err != nil {
 			if f.own && f.isClosed() {
-				f.failed, f.own = f.why, false // it failed because it was no longer asked for
+				f.failed, f.own = f.why, false // it failed because the CLI's input was closed
 			}
 			return
 		}
@@ -400,7 +401,7 @@ func (f *feed) writeFailed(err error) error {
 	return err
 }
 
-// Why we ended the CLI's input.
+// Reasons to end the CLI's input.
 var (
 	errStdinStopped = errors.New("closed by the stop before it was all written")
 	errStdinLeft    = errors.New("the CLI ended before it was all written")
@@ -415,8 +416,9 @@ func (f *feed) close(why error) {
 	_ = f.pipe.Close()
 }
 
-// finish ends the input and returns what went wrong with it, nil if nothing has,
-// whether that is the Reader's own error, and whether a Read was left to itself.
+// finish ends the input. problem is why not all of it was written, nil if it was. own
+// reports whether that is the Reader's own error, and abandoned whether a Read that did not
+// return was abandoned.
 func (f *feed) finish(limit time.Time) (own, abandoned bool, problem error) {
 	f.close(errStdinLeft)
 	select {

@@ -10,11 +10,11 @@ import (
 )
 
 // StdinPipe is the caller's end of a session's stdin. Its methods may be called from
-// several goroutines, at any time, also when the session is over.
+// several goroutines, at any time, also when the session has ended.
 type StdinPipe interface {
 	// Write blocks while the pipe is full, until the CLI reads, the deadline, or the
 	// end of the CLI's input: by Close, by the CLI's own end (syscall.EPIPE), or because
-	// a stop was asked for or the session is over (ErrStopped). It returns how many
+	// a stop was asked for or the session has ended (ErrStopped). It returns how many
 	// bytes went into the pipe.
 	// Close ends the CLI's input. It does not block, and it may be called again.
 	io.WriteCloser
@@ -25,7 +25,7 @@ type StdinPipe interface {
 
 // StdoutPipe is the caller's end of a session's stdout or stderr. The pipe is the only
 // buffer: a CLI that writes faster than it is read is held up. Its methods may be called
-// from several goroutines, at any time. When the session is over, what the pipe still
+// from several goroutines, at any time. When the session has ended, what the pipe still
 // had can be read, up to io.EOF, and nothing has to be closed.
 type StdoutPipe interface {
 	// Read blocks until there is something to read, the deadline, or the end of the

@@ -14,7 +14,7 @@ type Process struct {
 	pid int
 }
 
-// PID returns the process ID. It may be another process's once the invocation is over:
+// PID returns the process ID. It may be another process's once the invocation has ended:
 // to send a signal use Signal, which cannot reach another process.
 func (p *Process) PID() int { return p.pid }
 

@@ -22,15 +22,15 @@ type record struct {
 // watched reports whether the guard has something to do should the supervisor die.
 func (r *record) watched() bool { return r.entered || r.temp != nil }
 
-// duties are what the supervisor has to do when nothing is left of v, and the
-// guard if the supervisor is lost.
+// duties returns what the supervisor has to do when the tree is empty, and the guard if the
+// supervisor is lost.
 func (v *invocation) duties() wire.Duties {
 	return wire.Duties{ID: v.id, TempDir: v.disk.temp, Journal: v.a.journal != nil}
 }
 
-// enter records v, before anything of it can run, in the journal and with the guard of
-// the supervisor that will take it, and makes the temporary directory in between: the
-// journal has to know its name before, and the guard gets to know it by its identity.
+// enter records v before any process of it can run: in the journal, and with the guard of
+// its supervisor. It makes the temporary directory in between: the journal needs the name
+// before the directory exists, and the guard needs its identity.
 func (v *invocation) enter(helper *supervisor.Client) *outcome.StartError {
 	if j := v.a.journal; j != nil {
 		b := journal.Begin{ID: v.id, Program: v.cmd.Path, Owner: v.cmd.Owner, Session: v.hooks.session, Began: v.began,
@@ -54,8 +54,8 @@ func (v *invocation) enter(helper *supervisor.Client) *outcome.StartError {
 	return nil
 }
 
-// writeEnd writes the end of v, which those who should have done so cannot, within
-// its own limit and until the given time.
+// writeEnd writes the end of v to the journal, in place of helpers that cannot. It takes at
+// most WriteLimit, and not longer than until the given time.
 func (v *invocation) writeEnd(c *outcome.Cleanup, until time.Time) {
 	if v.a.journal == nil {
 		return
@@ -71,7 +71,7 @@ func (v *invocation) writeEnd(c *outcome.Cleanup, until time.Time) {
 	}
 }
 
-// delivered takes note that the caller gets to know the end.
+// delivered notes in the journal that the caller got the outcome.
 func (v *invocation) delivered() {
 	if !v.disk.entered {
 		return
@@ -89,13 +89,13 @@ func tempDirError(program string, err error) *outcome.StartError {
 	return &outcome.StartError{Op: "make a temporary directory for", Path: program, Err: err}
 }
 
-// dropTempDir removes the directory of an invocation that did not begin.
+// dropTempDir removes the directory of an invocation that was not started.
 func (v *invocation) dropTempDir() {
 	v.outcome.Cleanup.TempDirs = removeTempDir(v.disk.temp, time.Now().Add(wire.RemoveLimit+ackLimit))
 }
 
-// removeTempDir removes the directory of an invocation whose helpers cannot, within
-// its own limit and until the given time.
+// removeTempDir removes a temporary directory in place of helpers that cannot, as
+// removeWithin does.
 func removeTempDir(temp *wire.TempDir, until time.Time) []outcome.TempDir {
 	if temp == nil {
 		return nil
@@ -103,8 +103,8 @@ func removeTempDir(temp *wire.TempDir, until time.Time) []outcome.TempDir {
 	return removeWithin(string(temp.Path), until, temp.Dir().Remove)
 }
 
-// removeWithin removes the directory path with remove, within its own limit and until
-// the given time.
+// removeWithin removes the directory path with remove. It takes at most RemoveLimit and
+// ackLimit, and not longer than until the given time.
 func removeWithin(path string, until time.Time, remove func(until time.Time) error) []outcome.TempDir {
 	err := bounded(sooner(until, time.Now().Add(wire.RemoveLimit+ackLimit)), func() error {
 		return remove(time.Now().Add(wire.RemoveLimit))
@@ -115,8 +115,8 @@ func removeWithin(path string, until time.Time, remove func(until time.Time) err
 	return []outcome.TempDir{{Path: path, Error: err.Error()}}
 }
 
-// bounded returns what do returns, unless it has not returned by the given time, or
-// after 100 ms if that is later: a file system can hang.
+// bounded runs do and returns its error. A file system can hang: if do has not returned by
+// the given time, and after 100 ms, bounded returns an error and leaves it running.
 func bounded(until time.Time, do func() error) error {
 	result := make(chan error, 1)
 	go func() { result <- do() }()

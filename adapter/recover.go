@@ -16,28 +16,28 @@ import (
 	"curfew/outcome"
 )
 
-// Recovered is an invocation of a caller that died before it got to know the end.
+// Recovered is an invocation of a caller that died before it got the outcome.
 type Recovered struct {
 	// Outcome is how it ended: outcome.StatusUnknown with outcome.CauseHostLost, unless
-	// the CLI had ended by itself before. There is no output.
+	// the CLI had ended by itself before. It has no output.
 	Outcome outcome.Outcome
-	Program string // as it was named
-	Owner   string
-	Session bool
-	Began   time.Time
+	Program string    // Command.Path
+	Owner   string    // Command.Owner
+	Session bool      // it was started by Start
+	Began   time.Time // when Invoke or Start was called
 }
 
-// errNoJournal is what Recover returns without a journal.
+// errNoJournal is the error of Recover without a journal.
 var errNoJournal = errors.New("adapter: recover: there is no journal; set Options.StateDir")
 
-// Recover returns what callers with the same StateDir had in flight when they
-// died, each once: what one Recover has returned, no other will. Callers that are
-// alive are not disturbed. For supervisors that are still ending something it
-// waits, at most 30 s or until ctx ends; those whose supervisor and guard are
-// lost too are swept for, and their cleanup is outcome.CleanupUnverified.
+// Recover returns the invocations that callers with the same Options.StateDir had in flight
+// when they died. It returns each one once: a later Recover, also of another process, does not
+// return it again. Callers that are alive are not disturbed. It waits for supervisors that are
+// still ending something, at most for 30 s or until ctx ends. Where supervisor and guard are
+// lost too, it sweeps for what is left, and the cleanup is outcome.CleanupUnverified.
 //
-// What is returned is valid beside an error, which joins what could not be
-// recovered yet and which records cannot be read. Those stay where they are.
+// The invocations are valid also beside an error. The error joins those that could not be
+// recovered yet and records that cannot be read; all of these stay in the journal.
 func (a *Adapter) Recover(ctx context.Context) ([]Recovered, error) {
 	caller := newCallerContext(ctx)
 	defer caller.release()
@@ -49,14 +49,14 @@ func (a *Adapter) Recover(ctx context.Context) ([]Recovered, error) {
 	for _, e := range entries {
 		o, bad := recovered(e)
 		if bad != nil {
-			err = errors.Join(err, fmt.Errorf("adapter: recover %s: its end is not understood: %w", e.Begin.ID, bad))
+			err = errors.Join(err, fmt.Errorf("adapter: recover %s: parse its end: %w", e.Begin.ID, bad))
 		}
 		list = append(list, Recovered{Outcome: o, Program: e.Begin.Program, Owner: e.Begin.Owner, Session: e.Begin.Session, Began: e.Begin.Began})
 	}
 	return list, err
 }
 
-// settleLost sees to what an invocation has left whose helpers are all gone.
+// settleLost ends what is left of an invocation whose helpers are all gone.
 func settleLost(e journal.Entry) journal.End {
 	var done wire.Done
 	began := time.Now()
@@ -71,7 +71,7 @@ func settleLost(e journal.Entry) journal.End {
 	done.Cleanup.Elapsed = time.Since(began)
 	report, err := json.Marshal(&done)
 	if err != nil {
-		report = nil // of plain values: it cannot be
+		report = nil // which cannot be: it has plain values alone
 	}
 	return journal.End{Writer: "recover", At: time.Now(), Report: report}
 }
@@ -99,7 +99,7 @@ func recovered(e journal.Entry) (outcome.Outcome, error) {
 	}
 	for _, d := range o.Cleanup.TempDirs {
 		if _, err := os.Lstat(d.Path); errors.Is(err, os.ErrNotExist) {
-			o.Cleanup.TempDirs = nil // it was removed since; there is one at most
+			o.Cleanup.TempDirs = nil // it was removed since; an invocation has one at most
 		}
 	}
 	o.Err = verdict.Err(&o, verdict.Why{Program: e.Begin.Program})

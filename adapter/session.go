@@ -31,7 +31,7 @@ type Session struct {
 // Causes of the end of a Session, and what its Stdin returns after it.
 var (
 	// ErrStopped is the cause of a session that Session.Stop has ended. A Write to its
-	// Stdin returns it once any stop was asked for, or the session is over.
+	// Stdin returns it once any stop was asked for, or the session has ended.
 	ErrStopped = errors.New("adapter: session stopped")
 	// ErrOwnerStopped is the cause of what StopOwner has ended.
 	ErrOwnerStopped = errors.New("adapter: owner stopped")
@@ -100,7 +100,7 @@ func (s *Session) started(p *Process, at time.Time) {
 	close(s.up)
 }
 
-// leaderExited is called when the CLI has exited, and when the session is over. exit is
+// leaderExited is called when the CLI has exited, and when the session has ended. exit is
 // nil if it is not known.
 func (s *Session) leaderExited(exit *outcome.Exit) {
 	s.once.Do(func() {
@@ -186,7 +186,7 @@ func (s *Session) Exit() (outcome.Exit, bool) {
 	return outcome.Exit{}, false
 }
 
-// Done returns a channel that is closed when the session is over: the CLI and all that it
+// Done returns a channel that is closed when the session has ended: the CLI and all that it
 // started have ended, or it is known and reported that they have not.
 func (s *Session) Done() <-chan struct{} { return s.v.done }
 
@@ -200,7 +200,7 @@ func (s *Session) Outcome() (outcome.Outcome, bool) {
 	}
 }
 
-// Wait blocks until the session is over, and returns how it ended and the error of that.
+// Wait blocks until the session has ended, and returns how it ended and the error of that.
 // The error is nil for outcome.StatusSucceeded and outcome.StatusStopped. A session that
 // was asked to end has the latter, also if it took SIGKILL to end it: Exit has how.
 func (s *Session) Wait() (outcome.Outcome, error) {
@@ -212,7 +212,7 @@ func (s *Session) Wait() (outcome.Outcome, error) {
 // waits Grace, and kills what is left. It blocks until no process of the session is alive,
 // at most for Bound. If ctx ends before, Stop returns its cause, and the session goes on
 // ending. The error is nil if nothing is alive, however that was reached, and otherwise an
-// *outcome.CleanupError; a later Stop looks again. A session that is over is not touched.
+// *outcome.CleanupError; a later Stop looks again. A session that has ended is not touched.
 //
 // A CLI whose Stdout has been read to its end is most likely dying: Stop waits up to
 // 100 ms for its exit, so that a crash is reported as one.
