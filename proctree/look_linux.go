@@ -13,14 +13,21 @@ type look struct {
 	until       time.Time // zero: no limit
 	asked       time.Time // when interrupted was asked
 	cut         bool      // the look ended early
+	seen        time.Time // when over was called last
+	patience    int       // how many standstills may move until
+	stoodStill  bool      // there was one, also if until did not move
 }
+
+// standstill is a time in which a process that is not suspended gets a turn.
+const standstill = 250 * time.Millisecond
 
 // betweenQuestions is the longest time in which a caller has to wait.
 const betweenQuestions = time.Millisecond
 
 // begin begins a look that ends at the given time at the latest.
 func (l *look) begin(until time.Time) {
-	l.on, l.deaf, l.until, l.asked, l.cut = true, false, until, time.Now(), false
+	now := time.Now()
+	*l = look{interrupted: l.interrupted, on: true, until: until, asked: now, seen: now}
 }
 
 // beginUninterrupted begins a look that only the time ends.
@@ -42,6 +49,14 @@ func (l *look) over() bool {
 		return l.cut
 	}
 	now := time.Now()
+	if gap := now.Sub(l.seen); gap > standstill {
+		l.stoodStill = true
+		if l.patience > 0 {
+			l.patience--
+			l.until = l.until.Add(gap)
+		}
+	}
+	l.seen = now
 	switch {
 	case !l.until.IsZero() && !now.Before(l.until):
 		l.cut = true

@@ -42,8 +42,9 @@ type sweep struct {
 	adopters map[int]bool
 	chain    []stat // of judge
 
-	mu    sync.Mutex // guards found
-	found sweepFound
+	mu        sync.Mutex // guards found and abandoned
+	found     sweepFound
+	abandoned bool // run has returned: nothing may be signalled any more
 }
 
 // sweepFound is what a sweep has found so far.
@@ -67,14 +68,23 @@ func newSweep(l Lost) *sweep {
 // run scans until the time is over. A process can make every reader of its environment wait
 // for as long as it likes (with memory on a file system of its own). So that is done on a
 // goroutine, which is abandoned when it does not end; it signals nothing then.
+//
+// A process of the tree can suspend this one until the time is over. So the time of
+// a standstill does not count, and both scans that find nothing come after the last one.
 func (w *sweep) run(until time.Time) (ended []outcome.Ended, suspects []outcome.Process) {
+	now := time.Now()
+	if least := now.Add(sweepLeast); until.Before(least) {
+		until = least
+	}
 	w.begin(until)
+	w.patience = maxStandstills
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer sys.RawClose(w.fd)
 		for clean := 0; clean < 2 && !w.over(); {
-			if w.scanAll() {
+			w.stoodStill = false
+			if w.scanAll() && !w.over() && !w.stoodStill {
 				clean++
 			} else {
 				clean = 0
@@ -82,12 +92,10 @@ func (w *sweep) run(until time.Time) (ended []outcome.Ended, suspects []outcome.
 			time.Sleep(time.Millisecond)
 		}
 	}()
-	select {
-	case <-done:
-	case <-time.After(time.Until(until) + sweepLate):
-	}
+	w.await(done, until.Add(sweepLate))
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.abandoned = true
 	for _, it := range w.found.suspects {
 		suspects = append(suspects, it)
 	}
@@ -95,8 +103,37 @@ func (w *sweep) run(until time.Time) (ended []outcome.Ended, suspects []outcome.
 	return slices.Clone(w.found.ended), suspects
 }
 
-// sweepLate is how long the goroutine may take to notice that the time is over.
-const sweepLate = 100 * time.Millisecond
+const (
+	// sweepLeast is the least that a sweep gets, also when its time was over before it
+	// began: this process can have been suspended until then.
+	sweepLeast = 200 * time.Millisecond
+	// sweepLate is how long the goroutine may take to notice that the time is over.
+	sweepLate = 100 * time.Millisecond
+	// maxStandstills is how many standstills are not counted as time. A process that
+	// suspends this one again and again does not hold it up for ever.
+	maxStandstills = 3
+)
+
+// await waits for done until the given time, plus the time of standstills. A goroutine that
+// waits for a read is no standstill: this one still gets its turns.
+func (w *sweep) await(done <-chan struct{}, until time.Time) {
+	const tick = 50 * time.Millisecond
+	for standstills := 0; ; {
+		before := time.Now()
+		select {
+		case <-done:
+			return
+		case <-time.After(min(tick, time.Until(until))):
+		}
+		gap := time.Since(before)
+		if gap > standstill && standstills < maxStandstills {
+			standstills++
+			until = until.Add(gap)
+		} else if !time.Now().Before(until) {
+			return
+		}
+	}
+}
 
 // scanAll goes through all processes once and reports whether there was nothing to
 // be done and nothing left open.
@@ -135,10 +172,7 @@ func (w *sweep) treat(pid int) (clean bool) {
 	case v == notOurs || !unreaped(fd): // then a later process was judged
 		return true
 	case v == ours:
-		if signalPidfd(fd, syscall.SIGKILL) != nil {
-			return true
-		}
-		w.noteKilled(&s)
+		return !w.kill(fd, &s)
 	case v == suspect:
 		w.noteSuspect(&s)
 		return true
@@ -154,14 +188,20 @@ func (w *sweep) noteSuspect(s *stat) {
 	}
 }
 
-func (w *sweep) noteKilled(s *stat) {
+// kill sends SIGKILL to the process of a pidfd, unless the sweep was abandoned, and notes
+// it. It reports whether it did.
+func (w *sweep) kill(fd int, s *stat) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.abandoned || signalPidfd(fd, syscall.SIGKILL) != nil {
+		return false
+	}
 	f := &w.found
 	if start, had := f.killed[s.pid]; (!had || start != s.start) && len(f.ended) < maxListed {
 		f.killed[s.pid] = s.start
 		f.ended = append(f.ended, outcome.Ended{Process: w.describe(s), LastSignal: int(syscall.SIGKILL)})
 	}
+	return true
 }
 
 func (w *sweep) describe(s *stat) outcome.Process {

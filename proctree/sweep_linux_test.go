@@ -2,10 +2,12 @@ package proctree
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +19,13 @@ import (
 func marked(t *testing.T, argv ...string) (mark string, r *os.File, cmd *exec.Cmd) {
 	t.Helper()
 	mark = "CURFEW_INVOCATION_" + strconv.FormatInt(time.Now().UnixNano(), 36) + t.Name() + "=1"
+	r, cmd = startMarked(t, mark, argv...)
+	return mark, r, cmd
+}
+
+// startMarked starts argv with the mark, as marked does.
+func startMarked(t *testing.T, mark string, argv ...string) (r *os.File, cmd *exec.Cmd) {
+	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +40,7 @@ func marked(t *testing.T, argv ...string) (mark string, r *os.File, cmd *exec.Cm
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Wait() })
-	return mark, r, cmd
+	return r, cmd
 }
 
 func ownCgroupFile(t *testing.T) string {
@@ -81,6 +90,53 @@ func TestSweepIsHeldUp(t *testing.T) {
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signal() != syscall.SIGTERM {
 		t.Errorf("it has got %v", ws.Signal())
 	}
+}
+
+func init() { roles["sweeps and is suspended"] = suspendedSweepRole }
+
+// suspendedSweepRole sweeps for a mark, and suspends itself once in the middle.
+func suspendedSweepRole(args []string) error {
+	nanos, err := strconv.ParseInt(args[2], 10, 64)
+	if err != nil {
+		return err
+	}
+	w := newSweep(Lost{Mark: args[0], Cgroup: args[1], TreeCgroup: "none", Since: time.Unix(0, nanos)})
+	var once sync.Once
+	w.interrupted = func() bool {
+		once.Do(func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) })
+		return false
+	}
+	if ended, suspects := w.run(time.Now().Add(100 * time.Millisecond)); len(ended) != 1 || len(suspects) != 0 {
+		return fmt.Errorf("ended %v, suspects %v", ended, suspects)
+	}
+	return nil
+}
+
+// A sweep that was suspended until its time was over sweeps on when it is resumed: it
+// finds what was started meanwhile.
+func TestSweepIsSuspended(t *testing.T) {
+	t.Parallel()
+	mark := "CURFEW_INVOCATION_" + strconv.FormatInt(time.Now().UnixNano(), 36) + t.Name() + "=1"
+	role := exec.Command(os.Args[0], mark, ownCgroupFile(t), strconv.FormatInt(time.Now().UnixNano(), 10))
+	role.Env = append(os.Environ(), roleVar+"=sweeps and is suspended")
+	var said strings.Builder
+	role.Stderr = &said
+	if err := role.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var ws syscall.WaitStatus
+	if _, err := syscall.Wait4(role.Process.Pid, &ws, syscall.WUNTRACED, nil); err != nil || !ws.Stopped() {
+		t.Fatalf("status %#x, %v; %s", ws, err, said.String())
+	}
+	r, _ := startMarked(t, mark, "sleep", tooLong)
+	time.Sleep(2 * standstill) // its time is over by far
+	if err := role.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := role.Wait(); err != nil {
+		t.Errorf("%v: %s", err, said.String())
+	}
+	eof(t, r)
 }
 
 // While a process executes something, it seems to have no environment for a
