@@ -17,8 +17,8 @@ import (
 
 // Command says what to run and how to end it. The zero value of every field but
 // Path has a meaning, so that Command{Path: "git", Args: []string{"status"}} is
-// complete. A Command is a value: it may be changed or used again as soon as Invoke
-// or Start has been called, but for what its pointers and interfaces refer to.
+// complete. Invoke and Start copy the Command and do not change it, so that it can be
+// used again; the Readers, Writers and files in it are used until the end.
 type Command struct {
 	// Path is the executable: a path, relative to Dir, or a name without a slash,
 	// which is looked up in the PATH of Env.
