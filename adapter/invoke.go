@@ -498,10 +498,10 @@ func (v *invocation) end(f verdict.Facts, why verdict.Why) {
 	o.Elapsed = o.Ended.Sub(v.began)
 	why.Program, why.Timeout = v.cmd.Path, v.cmd.Timeout
 	o.Err = verdict.Err(o, why)
-	v.delivered()
 	v.log("curfew: end", "status", string(o.Status), "cause", string(o.Cause),
 		"elapsed", o.Elapsed, "ended", len(o.Cleanup.Ended)+o.Cleanup.EndedMore, "cleanup", string(o.Cleanup.Result))
 	o.Output.Abandoned += v.code.abandoned()
+	v.delivered() // last: Recover does not return it from here on
 }
 
 func (v *invocation) log(event string, more ...any) {

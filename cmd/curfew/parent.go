@@ -42,6 +42,14 @@ func (p *parentFlag) Set(s string) error {
 	return nil
 }
 
+// gone returns why there is no process to follow.
+func (p *parentFlag) gone() error {
+	if p.pid != 0 && p.pid != startedBy {
+		return fmt.Errorf("process %d has ended, or did not start curfew: --with-parent=PID takes the pid of the process that started it", p.pid)
+	}
+	return errParentGone
+}
+
 // followParent returns a channel that is closed when the process that started
 // curfew has ended. If pid is not 0 and not our parent, that process has ended already.
 func followParent(pid int) (<-chan struct{}, error) {

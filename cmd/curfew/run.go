@@ -164,7 +164,7 @@ func (f *runFlags) run(argv []string) int {
 		}
 		select {
 		case <-gone: // before the start
-			stop(errParentGone)
+			stop(f.withParent.gone())
 		default:
 			go func() {
 				<-gone

@@ -233,11 +233,13 @@ func (j *Journal) Delivered(id string) error {
 	if !validName(id) {
 		return fmt.Errorf("journal: delivered %q: not an id", id)
 	}
+	// Pruning comes first: a caller that is killed after the move has not told its own
+	// caller of the end yet, and Recover does not return it.
+	if j.delivered.Add(1)%pruneEvery == 0 {
+		_ = j.prune(endedDir) // a later delivery prunes again
+	}
 	if err := sys.Rename(recordFile(j.dir, id), recordFile(pathpkg.Join(j.dir, endedDir), id)); err != nil {
 		return fmt.Errorf("journal: delivered %s: %w", id, err)
-	}
-	if j.delivered.Add(1)%pruneEvery == 0 {
-		_ = j.prune(endedDir) // this delivery succeeded; a later one prunes again
 	}
 	return nil
 }

@@ -870,13 +870,13 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s:\n%s", part, diff)
 		}
 	}
-	// And after some deliveries.
+	// And at some deliveries, before the record is moved.
 	j.historyCount = 1
 	j.delivered.Store(pruneEvery - 1)
 	if err := j.Delivered("own"); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"b1.journal", "no-id.journal", "notes.txt"}, names(t, dir, endedDir)); diff != "" {
+	if diff := cmp.Diff([]string{"b1.journal", "no-id.journal", "notes.txt", "own.journal"}, names(t, dir, endedDir)); diff != "" {
 		t.Error(diff)
 	}
 }
