@@ -94,6 +94,10 @@ func TestSweepIsHeldUp(t *testing.T) {
 
 func init() { roles["sweeps and is suspended"] = suspendedSweepRole }
 
+// suspendedFor is twice what a sweep has time for in TestSweepIsSuspended. Beside all other
+// tests of this package one scan takes longer than sweepLeast.
+const suspendedFor = 3 * time.Second
+
 // suspendedSweepRole sweeps for a mark, and suspends itself once in the middle.
 func suspendedSweepRole(args []string) error {
 	nanos, err := strconv.ParseInt(args[2], 10, 64)
@@ -106,7 +110,7 @@ func suspendedSweepRole(args []string) error {
 		once.Do(func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) })
 		return false
 	}
-	if ended, suspects := w.run(time.Now().Add(100 * time.Millisecond)); len(ended) != 1 || len(suspects) != 0 {
+	if ended, suspects := w.run(time.Now().Add(suspendedFor / 2)); len(ended) != 1 || len(suspects) != 0 {
 		return fmt.Errorf("ended %v, suspects %v", ended, suspects)
 	}
 	return nil
@@ -129,7 +133,7 @@ func TestSweepIsSuspended(t *testing.T) {
 		t.Fatalf("status %#x, %v; %s", ws, err, said.String())
 	}
 	r, _ := startMarked(t, mark, "sleep", tooLong)
-	time.Sleep(2 * standstill) // its time is over by far
+	time.Sleep(suspendedFor) // its time is over by far
 	if err := role.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
