@@ -200,9 +200,10 @@ func ExampleProcess() {
 	defer a.Shutdown(context.Background())
 	ready, inReady := io.Pipe()
 	o, _ := a.Invoke(context.Background(), adapter.Command{
-		Path:   "sh",
-		Args:   []string{"-c", `trap "echo reloaded" HUP; trap "" TERM; echo ready; while :; do sleep 0.05; done`},
-		Stdout: inReady,
+		Path:    "sh",
+		Timeout: 30 * time.Second,
+		Args:    []string{"-c", `trap "echo reloaded" HUP; trap "" TERM; echo ready; while :; do sleep 0.05; done`},
+		Stdout:  inReady,
 		Started: func(p *adapter.Process) {
 			lines := bufio.NewScanner(ready)
 			for lines.Scan() {

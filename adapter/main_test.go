@@ -51,6 +51,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	fixtures.CatchIgnored()
 	goleak.VerifyTestMain(m)
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"curfew/fixtures"
 	"curfew/outcome"
 )
 
@@ -36,6 +37,7 @@ func (l leakChecked) Run() int {
 	if err := os.Setenv(markName, fmt.Sprint(os.Getpid())); err != nil {
 		panic(err)
 	}
+	fixtures.CatchIgnored()
 	code := l.m.Run()
 	var left []string
 	for wait := time.Millisecond; wait < 4*time.Second; wait *= 2 {
